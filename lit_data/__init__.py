@@ -1,0 +1,7 @@
+"""lit_data keeps the accelerator fed and the run alive: data, augmentation and callbacks for PyTorch Lightning.
+
+Import from the sub-packages (``lit_data.datamodules``, ``lit_data.callbacks``, ...). This file re-exports nothing, so
+that a worker process which imports a dataset does not also import Lightning, Kornia and Hydra.
+"""
+
+__version__ = "0.1.0"

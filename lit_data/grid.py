@@ -1,0 +1,150 @@
+"""Which patch is number i: arithmetic instead of a list, so memory does not grow with the number of patches."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lit_data.errors import ConfigError, DataError
+
+Edges = Literal["cover", "drop", "pad"]
+Ints = NDArray[np.int64]
+
+
+def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges: Edges) -> Ints:
+    """How many patches fit along one axis.
+
+    The positions are 0, stride, 2 * stride, ... up to the last one <= length - patch. Where a tail stays uncovered,
+    `cover` adds the position length - patch, `pad` the next multiple of the stride (the patch then reaches past the
+    edge and is reflected), `drop` nothing.
+
+    Args:
+        lengths_px: Image lengths along the axis.
+        patch_px: Patch length along the axis.
+        stride_px: Distance between two positions.
+        edges: The rule for the tail.
+
+    Returns:
+        One count for each length; 0 where the image is smaller than the patch and the rule does not pad.
+    """
+    slack = np.asarray(lengths_px, dtype=np.int64) - patch_px
+    inner = np.where(slack >= 0, slack // stride_px + 1, 0)
+    if edges == "drop":
+        return inner
+    uncovered = (slack >= 0) & (slack % stride_px > 0)
+    return np.where((slack < 0) & (edges == "pad"), 1, inner + uncovered)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Patch length and stride along one axis, in px."""
+
+    patch_px: int
+    stride_px: int
+
+
+class PatchGrid:
+    """Flat patch index -> (image, y, x), for images of any sizes.
+
+    Patches are numbered image by image, row by row. An image costs 24 bytes, a patch nothing.
+
+    Args:
+        heights_px: [n] image heights.
+        widths_px: [n] image widths.
+        patch_px: Patch size, one number or (height, width).
+        stride_px: Distance between patches, one number or (vertical, horizontal).
+        edges: What happens to the tail of an axis: `cover` (a last patch flush with the edge), `drop`, or `pad`
+            (reflected past the edge). See `count_positions`.
+
+    Raises:
+        ConfigError: A size is not positive, or the rule is unknown.
+        DataError: An image is smaller than the patch and the rule does not pad, or too small to reflect.
+    """
+
+    def __init__(
+        self,
+        heights_px: ArrayLike,
+        widths_px: ArrayLike,
+        patch_px: int | tuple[int, int],
+        stride_px: int | tuple[int, int],
+        edges: Edges = "cover",
+    ) -> None:
+        if edges not in get_args(Edges):
+            raise ConfigError(f"edges={edges!r} is unknown: choose one of {', '.join(get_args(Edges))}")
+        self.heights_px = np.ascontiguousarray(heights_px, dtype=np.int64)
+        self.widths_px = np.ascontiguousarray(widths_px, dtype=np.int64)
+        patch, stride = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)
+        self.vertical, self.horizontal = Axis(patch[0], stride[0]), Axis(patch[1], stride[1])
+        self.edges: Edges = edges
+        self._check_sizes()
+        self.rows = count_positions(self.heights_px, *patch[:1], stride[0], edges)
+        self.columns = count_positions(self.widths_px, *patch[1:], stride[1], edges)
+        self._ends = np.cumsum(self.rows * self.columns)
+
+    @property
+    def patch_px(self) -> tuple[int, int]:
+        """Patch (height, width)."""
+        return self.vertical.patch_px, self.horizontal.patch_px
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"patch {index} of {len(self)}")
+        image, y, x = self.locate([index % len(self)])
+        return int(image[0]), int(y[0]), int(x[0])
+
+    def locate(self, indices: ArrayLike) -> tuple[Ints, Ints, Ints]:
+        """Image number, y and x (top left corner, px) of many patches at once.
+
+        Args:
+            indices: [N] patch indices, 0 <= index < len(grid).
+
+        Returns:
+            Three [N] int64 arrays.
+        """
+        flat = np.asarray(indices, dtype=np.int64)
+        image = np.searchsorted(self._ends, flat, side="right")
+        within = flat - (self._ends[image] - self.rows[image] * self.columns[image])
+        row, column = np.divmod(within, self.columns[image])
+        return (
+            image,
+            self._start(row, self.vertical, self.heights_px[image]),
+            self._start(column, self.horizontal, self.widths_px[image]),
+        )
+
+    def patches_of(self, image: int) -> range:
+        """The patch indices of one image."""
+        end = int(self._ends[image])
+        return range(end - int(self.rows[image] * self.columns[image]), end)
+
+    def _start(self, step: Ints, axis: Axis, length_px: Ints) -> Ints:
+        start = step * axis.stride_px
+        return np.minimum(start, length_px - axis.patch_px) if self.edges == "cover" else start
+
+    def _check_sizes(self) -> None:
+        height, width = self.patch_px
+        # A reflection cannot be longer than the image without its edge row.
+        least = ((height + 1) // 2 + 1, (width + 1) // 2 + 1) if self.edges == "pad" else (height, width)
+        small = np.flatnonzero((self.heights_px < least[0]) | (self.widths_px < least[1]))
+        if small.size:
+            first = int(small[0])
+            raise DataError(
+                f"{small.size} of {self.heights_px.size} images are too small for patches of {height} x {width} px, "
+                f"the first is image {first} with {self.heights_px[first]} x {self.widths_px[first]} px. "
+                "Choose a smaller patch_px or edges=pad (which reflects up to half a patch)"
+            )
+
+
+def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
+    """A positive size as (height, width); one number stands for both.
+
+    Raises:
+        ConfigError: It is not one or two positive whole numbers.
+    """
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+        raise ConfigError(f"{name}={value!r} is not usable: give one positive number of pixels or (height, width)")
+    return pair[0], pair[1]

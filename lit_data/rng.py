@@ -1,0 +1,183 @@
+"""Counter-based randomness: every random number is a pure function of (seed, stream, index, epoch, draw number).
+
+Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a 128-bit counter and a
+64-bit key into 128 random bits without any state, so a sample comes out the same in whichever worker, batch or rank it
+is made. The key is the seed; the counter holds (block, index, epoch, stream | index >> 32), so two different samples,
+epochs, streams or draws can never share a number: nothing is added to a seed.
+"""
+
+import sys
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lit_data.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_MULTIPLIERS: Final = (0xCD9E8D57, 0xD2511F53)
+_KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS: Final = 10
+_LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
+_WORD: Final = 0xFFFFFFFF
+_FEISTEL_ROUNDS: Final = 8
+
+
+class Stream(IntEnum):
+    """What a number is drawn for. A stream keeps its number for ever: changing one changes every sample."""
+
+    ORDER = 0
+    SPLIT = 1
+    DEFECTS = 2
+    NUISANCE = 3
+    GEOMETRY = 4
+    PHOTOMETRY = 5
+    NOISE = 6
+
+
+def check_seed(seed: int) -> int:
+    """Return the seed if it is an integer in [0, 2**64).
+
+    Raises:
+        ConfigError: It is not; negative seeds would alias large ones.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+        raise ConfigError(f"seed={seed!r} is not usable: choose a whole number from 0 to 2**64 - 1")
+    return int(seed)
+
+
+def philox_4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
+    """Philox 4x32-10 of many counters under one key.
+
+    Args:
+        counter: [4, N] uint32, the four words of each counter.
+        key: The two 32-bit words of the key.
+
+    Returns:
+        [4, N] uint32 random words.
+    """
+    multipliers = np.array(_MULTIPLIERS, dtype=np.uint64)[:, None]
+    keys = np.arange(_ROUNDS, dtype=np.uint64)[:, None] * np.array(_KEY_STEPS, np.uint64) + np.array(key, np.uint64)
+    round_keys = (keys & np.uint64(_WORD)).astype(np.uint32)[:, :, None]
+    even = np.ascontiguousarray(counter[::2])
+    odd: NDArray[np.uint32] = counter[1::2]
+    for round_key in round_keys:
+        product = np.multiply(even[::-1], multipliers, dtype=np.uint64)
+        halves = product.view(np.uint32).reshape(2, -1, 2)
+        even = halves[..., _HIGH] ^ odd
+        even ^= round_key
+        odd = halves[..., _LOW]
+    return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def random_words(seed: int, stream: int, index: ArrayLike, epoch: int, words: int) -> NDArray[np.uint32]:
+    """Random 32-bit words of each index.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        stream: What the words are for, see `Stream`.
+        index: [B] sample indices, 0 <= index < 2**48.
+        epoch: 0 <= epoch < 2**32.
+        words: How many words each index gets.
+
+    Returns:
+        [B, words] uint32.
+    """
+    indices = np.atleast_1d(np.asarray(index, dtype=np.int64))
+    blocks = -(-words // 4)
+    counter = np.empty((4, indices.size, blocks), dtype=np.uint32)
+    counter[0] = np.arange(blocks, dtype=np.uint32)
+    counter[1] = (indices & _WORD)[:, None]
+    counter[2] = epoch
+    counter[3] = ((indices >> 32) | (stream << 16))[:, None]
+    random = philox_4x32(counter.reshape(4, -1), _key_of(seed))
+    return random.reshape(4, indices.size, blocks).transpose(1, 2, 0).reshape(indices.size, -1)[:, :words]
+
+
+def uniform(seed: int, stream: int, index: ArrayLike, epoch: int, draws: int) -> NDArray[np.float32]:
+    """Uniform numbers of each index: `random_words` scaled to [0, 1) with 24 bits, exact in float32.
+
+    Returns:
+        [B, draws] float32 in [0, 1).
+    """
+    return (random_words(seed, stream, index, epoch, draws) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def uniform_torch(seed: int, stream: int, index: "torch.Tensor", epoch: int, draws: int) -> "torch.Tensor":
+    """`uniform` computed on the device of the index, bit for bit the same numbers.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        stream: What the numbers are for, see `Stream`.
+        index: [B] int64 sample indices.
+        epoch: 0 <= epoch < 2**32.
+        draws: How many numbers each index gets.
+
+    Returns:
+        [B, draws] float32 in [0, 1) on the device of `index`.
+    """
+    import torch
+
+    blocks = -(-draws // 4)
+    block = torch.arange(blocks, device=index.device).expand(index.shape[0], blocks)
+    low, high = (index & _WORD)[:, None], ((index >> 32) | (stream << 16))[:, None]
+    x0, x1, x2, x3 = block, low.expand_as(block), torch.full_like(block, epoch), high.expand_as(block)
+    k0, k1 = _key_of(seed)
+    for _ in range(_ROUNDS):
+        # int64 products wrap, which leaves the 64 bits right; the shift is arithmetic, hence the mask after it.
+        p0, p1 = x0 * _MULTIPLIERS[1], x2 * _MULTIPLIERS[0]
+        x0, x1 = ((p1 >> 32) & _WORD) ^ x1 ^ k0, p1 & _WORD
+        x2, x3 = ((p0 >> 32) & _WORD) ^ x3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
+    words = torch.stack((x0, x1, x2, x3), dim=-1).reshape(index.shape[0], -1)[:, :draws]
+    return (words >> 8).to(torch.float32) * 2.0**-24
+
+
+def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The sample at each position of the epoch's random order, without holding the order in memory.
+
+    A Feistel network over a * b >= length cells with addition modulo a and b; a value that falls outside is sent
+    through again (cycle walking), which keeps it a permutation (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", CT-RSA 2002). Any position costs the same, so resuming inside an epoch needs no replay.
+
+    Args:
+        positions: [N] positions, 0 <= position < length.
+        length: Number of samples in the epoch.
+        seed: 0 <= seed < 2**64.
+        epoch: 0 <= epoch < 2**32.
+
+    Returns:
+        [N] int64 sample indices; over all positions each index occurs once.
+    """
+    values = np.array(positions, dtype=np.uint64, ndmin=1)
+    keys = random_words(seed, Stream.ORDER, 0, epoch, _FEISTEL_ROUNDS)[0].astype(np.uint64)
+    outside = np.ones(values.shape, dtype=bool)
+    while outside.any():
+        values[outside] = _feistel(values[outside], length, keys)
+        outside = values >= length
+    return values.astype(np.int64)
+
+
+def _key_of(seed: int) -> tuple[int, int]:
+    seed = check_seed(seed)
+    return seed & _WORD, seed >> 32
+
+
+def _feistel(values: NDArray[np.uint64], length: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    rows = np.uint64(max(int(np.ceil(np.sqrt(length))), 1))
+    columns = np.uint64(-(-length // int(rows)))
+    left, right = values // columns, values % columns
+    for first, second in zip(keys[::2], keys[1::2], strict=True):
+        left = (left + _mix(right ^ first)) % rows
+        right = (right + _mix(left ^ second)) % columns
+    return left * columns + right
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), cut to 48 bits so that the sum above cannot wrap."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (values ^ (values >> np.uint64(31))) >> np.uint64(16)

@@ -1,0 +1,14 @@
+"""Defects drawn on clean images: a plan holds all randomness and no pixels, a renderer draws it on any device."""
+
+from lit_data.synthesis.plan import DefectPlan, DefectSpec, SpotShape, sample_plan
+
+__all__ = ["DefectPlan", "DefectSpec", "SpotShape", "render", "sample_plan"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the renderer, and with it torch, only when it is asked for."""
+    if name == "render":
+        from lit_data.synthesis.renderer import render
+
+        return render
+    raise AttributeError(name)

@@ -1,0 +1,95 @@
+"""Shapes, batches and the small protocols through which the rooms of lit_data meet.
+
+Shape legend, used by every docstring:
+    B samples in a batch, M samples in a micro-batch, C channels, H and W pixels (rows and columns), N defects or boxes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Stage = Literal["train", "val", "test", "predict"]
+"""The four stages of a run; the sanity check counts as ``val``."""
+
+Array = NDArray[Any]
+Batch = dict[str, "torch.Tensor"]
+"""A batch is a dict of tensors whose first dimension is B; each datamodule documents its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """Shape of one sample's value under one key, without the batch dimension, and its NumPy dtype name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample's value."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class SampleDataset(Protocol):
+    """A map-style dataset: what every loader needs."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Any: ...  # noqa: ANN401 - a user's dataset may return anything stackable
+
+
+@runtime_checkable
+class RowWriter(Protocol):
+    """A dataset that writes samples straight into rows of a batch, which skips the per-sample path and its copies.
+
+    ``fields`` names every key of a sample. ``write_into`` fills ``rows[key][m]`` for the m-th of ``indices``; what it
+    writes is a pure function of (index, epoch), so any worker may write any row.
+    """
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Every key of a sample, with shape and dtype."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        """Write the samples of `indices` into the rows of each key."""
+        ...
+
+
+@runtime_checkable
+class EpochAware(Protocol):
+    """Anything that draws differently in each epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw for this epoch from now on."""
+        ...
+
+
+@runtime_checkable
+class Summarises(Protocol):
+    """A callback that has something to say in ``summary.json``."""
+
+    def summary(self) -> Mapping[str, float | int | str]:
+        """Its keys, with units in the names."""
+        ...
+
+
+def batch_tensors(batch: Any) -> "list[torch.Tensor]":  # noqa: ANN401 - any nesting of tensors
+    """The tensors of a batch of any nesting that have a batch dimension; dicts in the order of their keys."""
+    if isinstance(batch, Mapping):
+        return [tensor for key in sorted(batch) for tensor in batch_tensors(batch[key])]
+    if isinstance(batch, list | tuple):
+        return [tensor for part in batch for tensor in batch_tensors(part)]
+    return [batch] if getattr(batch, "ndim", 0) > 0 else []
+
+
+def count_samples(batch: Any) -> int:  # noqa: ANN401 - any nesting of tensors
+    """Samples in a batch of any nesting: the length of its first tensor."""
+    tensors = batch_tensors(batch)
+    return len(tensors[0]) if tensors else 0

@@ -1,0 +1,16 @@
+"""Fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real sample data beside the checkout, or the one named by LIT_DATA_SAMPLES."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("LIT_DATA_SAMPLES", default))
+    if not (folder / "MANIFEST.csv").is_file():
+        pytest.skip(f"no sample data at {folder}; set LIT_DATA_SAMPLES to the folder that holds MANIFEST.csv")
+    return folder

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_data.errors import ConfigError
+from lit_data.rng import Stream, philox_4x32, random_words, shuffled, uniform, uniform_torch
+
+# Known answers published with Random123 (kat_vectors, philox4x32 with 10 rounds).
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_answers(
+    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    words = philox_4x32(np.array(counter, dtype=np.uint32)[:, None], key)
+    assert tuple(int(word) for word in words[:, 0]) == expected
+
+
+@pytest.mark.parametrize("draws", [1, 4, 7, 64])
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
+def test_torch_draws_the_same_numbers(seed: int, draws: int) -> None:
+    index = np.array([0, 1, 2**31, 2**40 + 3])
+    expected = uniform(seed, Stream.DEFECTS, index, 5, draws)
+    assert expected.dtype == np.float32
+    torch.testing.assert_close(
+        uniform_torch(seed, Stream.DEFECTS, torch.from_numpy(index), 5, draws),
+        torch.from_numpy(expected),
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_a_number_depends_on_nothing_but_its_coordinates() -> None:
+    together = uniform(3, Stream.DEFECTS, np.arange(50), 2, 20)
+    alone = np.concatenate([uniform(3, Stream.DEFECTS, [index], 2, 20) for index in range(50)])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together[:, :7], uniform(3, Stream.DEFECTS, np.arange(50), 2, 7))
+
+
+def test_neighbouring_coordinates_share_no_block() -> None:
+    blocks = {
+        tuple(random_words(seed, stream, [index], epoch, 4)[0].tolist())
+        for seed in (0, 1, 2**32)
+        for stream in (0, 1)
+        for index in (0, 1, 2**32, 2**32 + 1)
+        for epoch in (0, 1)
+    }
+    assert len(blocks) == 3 * 2 * 4 * 2
+
+
+def test_uniform_fills_its_range_evenly() -> None:
+    draws = uniform(0, Stream.NOISE, np.arange(1000), 0, 100)
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    counts = np.histogram(draws, bins=16, range=(0, 1))[0]
+    chi_square = ((counts - 6250) ** 2 / 6250).sum()
+    assert chi_square < 37.7  # 99.9 % quantile at 15 degrees of freedom; the draws are fixed
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 10, 97, 1000, 4097])
+def test_shuffled_is_a_permutation(length: int) -> None:
+    order = shuffled(np.arange(length), length, seed=7, epoch=3)
+    assert sorted(order.tolist()) == list(range(length))
+
+
+def test_shuffled_needs_no_neighbours() -> None:
+    order = shuffled(np.arange(1000), 1000, seed=7, epoch=3)
+    np.testing.assert_array_equal(shuffled([999, 5, 500], 1000, seed=7, epoch=3), order[[999, 5, 500]])
+
+
+def test_shuffled_changes_with_seed_and_epoch() -> None:
+    orders = {tuple(shuffled(np.arange(100), 100, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1)}
+    assert len(orders) == 4
+
+
+def test_shuffled_prefers_no_order() -> None:
+    orders = [tuple(shuffled(np.arange(3), 3, seed, 0).tolist()) for seed in range(3000)]
+    counts = np.array([orders.count(order) for order in set(orders)])
+    assert len(counts) == 6
+    assert ((counts - 500) ** 2 / 500).sum() < 20.5  # 99.9 % quantile at 5 degrees of freedom; the seeds are fixed
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", True])
+def test_bad_seeds_are_refused(seed: object) -> None:
+    with pytest.raises(ConfigError, match="choose a whole number from 0 to"):
+        uniform(seed, Stream.ORDER, [0], 0, 1)  # type: ignore[arg-type]

@@ -47,8 +47,8 @@ class SampleDigest(L.Callback):
         self.samples, self._sum = state_dict["samples"], int(state_dict["sum"], 16)
 
     def summary(self) -> dict[str, str | int]:
-        """``samples_sha256`` (64 hexadecimal digits) and ``samples_hashed``; empty before the first step."""
-        return {"samples_sha256": f"{self._sum:064x}", "samples_hashed": self.samples} if self.samples else {}
+        """``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``; empty before the first step."""
+        return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples} if self.samples else {}
 
 
 def _hash_sample(tensors: list[Tensor], sample: int) -> int:

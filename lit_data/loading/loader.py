@@ -52,6 +52,7 @@ class MicroBatchLoader:
         self.epoch = 0
         # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch.
         self.sampler = self if shuffle else None
+        self.batch_sampler = None  # Lightning reads it wherever there is a sampler
 
     def set_epoch(self, epoch: int) -> None:
         """Use this epoch's order and random numbers from the next iteration on."""

@@ -1,6 +1,11 @@
 """Defects drawn on clean images: a plan holds all randomness and no pixels, a renderer draws it on any device."""
 
+from typing import TYPE_CHECKING
+
 from lit_data.synthesis.plan import DefectPlan, DefectSpec, SpotShape, sample_plan
+
+if TYPE_CHECKING:
+    from lit_data.synthesis.renderer import render
 
 __all__ = ["DefectPlan", "DefectSpec", "SpotShape", "render", "sample_plan"]
 

@@ -1,0 +1,46 @@
+"""``fit``: train, then score the best checkpoint, and draw what went in and what came out."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from omegaconf import DictConfig
+
+from lit_data.commands.pictures import draw_predictions, draw_samples
+from lit_data.commands.session import build_datamodule, build_model, build_trainer, collect_metrics
+from lit_data.datamodules.base import BaseDataModule
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: DictConfig) -> dict[str, Any]:
+    """Train.
+
+    Writes into the run folder: checkpoints, logs, ``samples.png`` before training, ``predictions.png`` after it.
+
+    Returns:
+        Metrics of the best checkpoint on the validation and the test split, and what the callbacks measured.
+    """
+    folder = Path(cfg.paths.run)
+    datamodule, model = build_datamodule(cfg), build_model(cfg)
+    datamodule.setup("fit")
+    draw_samples(datamodule, folder / "samples.png", stage="train")
+    trainer = build_trainer(cfg)
+    trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt)
+    metrics = collect_metrics(trainer) | _score(trainer, model, datamodule)
+    if trainer.is_global_zero:
+        draw_predictions(datamodule, model, folder / "predictions.png")
+    return metrics
+
+
+def _score(trainer: L.Trainer, model: L.LightningModule, datamodule: BaseDataModule) -> dict[str, Any]:
+    """Metrics of the best checkpoint, whose weights the model then has."""
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "") or None
+    metrics: dict[str, Any] = {}
+    for stage, score in (("val", trainer.validate), ("test", trainer.test)):
+        if len(datamodule.dataset(stage)):  # type: ignore[arg-type]
+            for scores in score(model, datamodule=datamodule, ckpt_path=best, verbose=False):
+                metrics |= scores
+            best = None  # loaded now
+    return metrics

@@ -1,0 +1,162 @@
+"""The pictures that fit and show write: easy to read at a glance, defects circled."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.inference import find_defects
+from lit_data.types import Batch, Stage
+
+log = logging.getLogger(__name__)
+
+TRUE_COLOUR, DISTRACTOR_COLOUR = "#ff3b30", "#34aadc"
+_CANDIDATES = 64
+_CELL_INCHES = 2.1
+
+
+def draw_samples(
+    datamodule: BaseDataModule, path: Path, *, stage: Stage, count: int = 6, epoch: int = 0
+) -> tuple[Batch, list[int]]:
+    """Draw samples as the model sees them: target, references and mask, true defects and distractors circled.
+
+    Of the first patches of the epoch, those with true defects come first, then those with distractors.
+
+    Args:
+        datamodule: A prepared and opened datamodule.
+        path: The PNG to write.
+        stage: Whose samples.
+        count: Rows of the picture.
+        epoch: The epoch they are drawn for.
+
+    Returns:
+        A planned batch on the host, and which of its samples are shown.
+    """
+    planned, batch = _read_samples(datamodule, stage, epoch)
+    marks = datamodule.mark_distractors(planned, stage)
+    masks = batch.get("mask", torch.zeros_like(batch["image"][:, :1]))
+    interest = 2.0 * masks.flatten(1).amax(1) + (0 if marks is None else marks.flatten(1).amax(1))
+    rows = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
+    figure, axes = _open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
+    for cells, row in zip(axes, rows, strict=True):
+        _show_images(cells[:3], batch["image"][row])
+        _show_mask(cells[3], masks[row, 0])
+        _circle(cells[0], masks[row, 0], TRUE_COLOUR)
+        for channel, cell in enumerate(cells[:3]):
+            if marks is not None:
+                _circle(cell, marks[row, channel], DISTRACTOR_COLOUR)
+        top, left = batch["position"][row].tolist()
+        cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
+    _save(figure, path, f"{stage} samples, epoch {epoch}", ("true defect", "distractor (not in the mask)"))
+    return planned, rows
+
+
+def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8) -> None:
+    """Draw patches of the test split (of the validation split if that is empty) beside what the model finds.
+
+    Args:
+        datamodule: A prepared and opened datamodule.
+        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W]; for others nothing is
+            drawn.
+        path: The PNG to write.
+        count: Rows of the picture.
+    """
+    stage: Stage = "test" if len(datamodule.dataset("test")) else "val"
+    _, batch = _read_samples(datamodule, stage, 0)
+    masks = batch["mask"]
+    rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[: count - 1].tolist()
+    rows += torch.argsort(masks.flatten(1).sum(1), stable=True)[:1].tolist()
+    shown = {key: value[rows] for key, value in batch.items()}
+    probability = predict_probability(model, shown)
+    if probability is None:
+        log.info("no predictions.png: predict_step of %s returns no `probability`", type(model).__name__)
+        return
+    figure, axes = _open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
+    for cells, image, mask, found in zip(axes, shown["image"], shown["mask"], probability, strict=True):
+        _show_images(cells[:2], image)
+        difference = (image[0] - image[1:].mean(0)).abs()
+        cells[2].imshow(difference, cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
+        _show_mask(cells[3], mask[0])
+        cells[4].imshow(found[0], cmap="magma", vmin=0, vmax=1)
+        for cell in (cells[0], cells[2], cells[4]):
+            _circle(cell, mask[0], TRUE_COLOUR)
+    _save(figure, path, f"predictions on {stage} patches", ("true defect",))
+
+
+@torch.no_grad()
+def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None:
+    """What a module predicts for a batch: [B, 1, H, W] in 0..1 on the host, or none if it gives no probability."""
+    training, device = model.training, model.device
+    model.eval()
+    result = model.predict_step({key: value.to(device) for key, value in batch.items()}, 0)
+    model.train(training)
+    return result["probability"].float().cpu() if isinstance(result, dict) and "probability" in result else None
+
+
+def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple[Batch, Batch]:
+    """Up to 64 samples, spread over the split: planned, and finished."""
+    loader = datamodule.make_loader(stage)
+    length = len(loader.order)
+    steps = np.unique(np.linspace(0, length - 1, min(length, _CANDIDATES)).astype(np.int64))
+    indices = np.concatenate([loader.order.indices(step, step + 1, epoch) for step in steps.tolist()])
+    batch = {
+        name: torch.empty((len(indices), *field.shape), dtype=getattr(torch, field.dtype))
+        for name, field in loader.dataset.fields.items()
+    }
+    loader.dataset.write_into({name: tensor.numpy() for name, tensor in batch.items()}, indices, epoch)
+    planned = datamodule.plan_batch(batch, stage)
+    return planned, datamodule.finish_batch(planned, stage)
+
+
+def _open_figure(rows: int, titles: Sequence[str]) -> tuple[Figure, NDArray[np.object_]]:
+    figure = Figure(figsize=(_CELL_INCHES * len(titles), _CELL_INCHES * rows + 0.7), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, len(titles), squeeze=False)
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title, fontsize=10)
+    for axis in axes.flat:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    return figure, axes
+
+
+def _show_images(cells: Sequence[Axes], image: Tensor) -> None:
+    """Target and references on one grey scale, so that they can be compared."""
+    low, high = np.percentile(image.numpy(), (0.5, 99.5))
+    for cell, channel in zip(cells, image, strict=False):
+        cell.imshow(channel, cmap="gray", vmin=low, vmax=max(high, low + 1e-3), interpolation="nearest")
+
+
+def _show_mask(cell: Axes, mask: Tensor) -> None:
+    cell.imshow(mask, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+def _circle(cell: Axes, mask: Tensor, colour: str) -> None:
+    for defect in find_defects(mask.numpy()):
+        radius = max(defect.height_px, defect.width_px) / 2 + 3
+        angle = np.linspace(0, 2 * np.pi, 40)
+        cell.plot(defect.x + radius * np.cos(angle), defect.y + radius * np.sin(angle), color=colour, linewidth=1.2)
+    cell.set_xlim(-0.5, mask.shape[1] - 0.5)
+    cell.set_ylim(mask.shape[0] - 0.5, -0.5)
+
+
+def _save(figure: Figure, path: Path, title: str, legend: Sequence[str]) -> None:
+    colours = (TRUE_COLOUR, DISTRACTOR_COLOUR)
+    handles = [
+        Line2D([], [], color=colour, marker="o", markerfacecolor="none", linestyle="", label=label)
+        for colour, label in zip(colours, legend, strict=False)
+    ]
+    figure.suptitle(title, fontsize=11)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    figure.savefig(path)
+    log.info("picture: %s", path)

@@ -1,0 +1,114 @@
+"""``predict``: a probability map and a table of defects for every image."""
+
+import csv
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from omegaconf import DictConfig
+from typing_extensions import override
+
+from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint
+from lit_data.datamodules import StripeDataModule
+from lit_data.errors import ConfigError
+from lit_data.inference import Defect, PatchStitcher, find_defects
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
+
+
+def run(cfg: DictConfig) -> dict[str, Any]:
+    """Predict all images of the root.
+
+    Writes into the run folder ``maps/<image>.png`` (16 bit, 65535 is probability 1), ``defects.csv`` and
+    ``predictions.png`` with the images that hold the surest defects.
+
+    Returns:
+        Number of images, of images with defects, and of defects.
+    """
+    folder, checkpoint = Path(cfg.paths.run), find_checkpoint(cfg)
+    datamodule, model = build_datamodule(cfg), build_model(cfg)
+    if not isinstance(datamodule, StripeDataModule):
+        raise ConfigError(f"predict cannot stitch the patches of a {type(datamodule).__name__}")
+    datamodule.setup("predict")
+    writer = MapWriter(datamodule, folder, threshold=cfg.predict.threshold, min_area_px=cfg.predict.min_area_px)
+    trainer = build_trainer(cfg, callbacks=[writer], logger=False)
+    trainer.predict(model, datamodule=datamodule, ckpt_path=checkpoint, return_predictions=False)
+    return writer.finish()
+
+
+class MapWriter(L.Callback):
+    """Stitches predicted patches and writes each image as soon as it is complete.
+
+    Args:
+        datamodule: The images.
+        folder: Where to write.
+        threshold: Least probability of a defect's pixels.
+        min_area_px: Smallest defect of the table.
+    """
+
+    def __init__(self, datamodule: StripeDataModule, folder: Path, *, threshold: float, min_area_px: int) -> None:
+        self._names = datamodule.source_files.names(datamodule.bank)
+        self._stitcher = PatchStitcher(datamodule.grid)
+        self._folder, self._threshold, self._min_area_px = folder, threshold, min_area_px
+        self._found: list[tuple[str, Sequence[Defect]]] = []
+
+    @override
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not isinstance(outputs, dict) or not {"probability", "image_index", "position"} <= outputs.keys():
+            raise ConfigError(
+                f"predict_step of {type(pl_module).__name__} must return a dict with probability [B, 1, H, W], "
+                "image_index [B] and position [B, 2]"
+            )
+        for number, probability in self._stitcher.add(
+            outputs["probability"], outputs["image_index"], outputs["position"]
+        ):
+            name = self._names[number]
+            _write_map(self._folder / "maps" / f"{name}.png", probability)
+            self._found.append(
+                (name, find_defects(probability, threshold=self._threshold, min_area_px=self._min_area_px))
+            )
+
+    def finish(self) -> dict[str, Any]:
+        """Write the table.
+
+        Returns:
+            The numbers for summary.json.
+        """
+        path = self._folder / "defects.csv"
+        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.DictWriter(file, fieldnames=COLUMNS)
+            writer.writeheader()
+            for name, defects in self._found:
+                writer.writerows({"image": name, **_round(defect)} for defect in defects)
+        log.info("defects: %s", path)
+        return {
+            "predict/images": len(self._found),
+            "predict/images_with_defects": sum(bool(defects) for _, defects in self._found),
+            "predict/defects": sum(len(defects) for _, defects in self._found),
+        }
+
+
+def _write_map(path: Path, probability: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    import cv2
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Encoded in memory, because imwrite turns a full disk into a return value without a reason.
+    path.write_bytes(cv2.imencode(".png", np.rint(probability * 65535).astype(np.uint16))[1].tobytes())
+
+
+def _round(defect: Defect) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in asdict(defect).items()}

@@ -1,0 +1,74 @@
+"""From a configuration to the objects of a run."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig
+
+from lit_data.commands.targets import instantiate
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError, DataError
+from lit_data.types import Summarises
+
+log = logging.getLogger(__name__)
+
+
+def build_datamodule(cfg: DictConfig) -> BaseDataModule:
+    """The datamodule of `cfg.data`, prepared and opened: from here on its datasets can be read."""
+    datamodule = instantiate(cfg.data)
+    if not isinstance(datamodule, BaseDataModule):
+        raise ConfigError(f"data._target_ gives a {type(datamodule).__name__}: it must derive from BaseDataModule")
+    rank_zero_only(datamodule.prepare_data)()
+    return datamodule
+
+
+def build_model(cfg: DictConfig) -> L.LightningModule:
+    """The module of `cfg.model`, with weights that depend on the seed alone."""
+    L.seed_everything(cfg.seed % 2**32, verbose=False)
+    model: L.LightningModule = instantiate(cfg.model)
+    return model
+
+
+def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
+    """The Trainer of `cfg.trainer` with the loggers and callbacks of the configuration.
+
+    Args:
+        cfg: The configuration.
+        overrides: Trainer arguments that the command sets itself.
+    """
+    loggers = list((instantiate(cfg.logger) or {}).values())
+    callbacks = list((instantiate(cfg.callbacks) or {}).values())
+    overrides = {"logger": loggers, "callbacks": callbacks, **overrides}
+    trainer: L.Trainer = instantiate(cfg.trainer, **overrides)
+    return trainer
+
+
+def find_checkpoint(cfg: DictConfig) -> Path:
+    """The checkpoint `cfg.ckpt`; without one, the newest best checkpoint of this experiment.
+
+    Raises:
+        DataError: The file does not exist, or there is none to choose.
+    """
+    if cfg.ckpt is not None:
+        path = Path(cfg.ckpt)
+        if not path.is_file():
+            raise DataError(f"ckpt={cfg.ckpt} is not a file: give the path of a checkpoint that fit wrote")
+        return path
+    folder = Path(cfg.paths.runs) / "fit" / cfg.name
+    found: list[Path] = sorted(folder.glob("**/checkpoints/best.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise DataError(f"no checkpoint below {folder}: run fit first, or give ckpt=<path>")
+    log.info("checkpoint: %s", found[-1])
+    return found[-1]
+
+
+def collect_metrics(trainer: L.Trainer) -> dict[str, Any]:
+    """What the callbacks have to say, for summary.json."""
+    metrics: dict[str, Any] = {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
+        if isinstance(callback, Summarises):
+            metrics |= callback.summary()
+    return metrics

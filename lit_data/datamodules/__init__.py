@@ -1,0 +1,5 @@
+"""LightningDataModules: from a folder to batches on the device."""
+
+from lit_data.datamodules.stripes import StripeDataModule
+
+__all__ = ["StripeDataModule"]

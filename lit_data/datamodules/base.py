@@ -1,0 +1,143 @@
+"""What all datamodules share: stages, loaders, and the two hooks around the transfer to the device."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from torch import Tensor
+
+from lit_data.datamodules.batch_format import BatchFormat, check_format, format_batch
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.types import Batch, RowWriter, Stage
+
+_STAGES: Final[Mapping[RunningStage, Stage]] = {
+    RunningStage.TRAINING: "train",
+    RunningStage.SANITY_CHECKING: "val",
+    RunningStage.VALIDATING: "val",
+    RunningStage.TESTING: "test",
+    RunningStage.PREDICTING: "predict",
+}
+
+Loaders = MicroBatchLoader | list[MicroBatchLoader]
+
+
+class BaseDataModule(L.LightningDataModule):
+    """Loaders for each stage, and a batch that is planned on the host and finished on the device.
+
+    Everything random about a batch is drawn in `plan_batch`, on the host and from the sample indices, so the device
+    is never waited for; the few numbers travel with the batch. `finish_batch` then works on the device and draws
+    nothing.
+
+    A subclass sets `batch_keys` and `channel_names` and writes `build_dataset`, `plan_batch` and `finish_batch`.
+
+    Args:
+        loader: Batch size, workers, seed.
+        batch_format: `dict`, a mapping of new key to our key, or a sequence of keys for a tuple.
+
+    Raises:
+        ConfigError: The format names unknown keys.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = ()
+    channel_names: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, *, loader: LoaderOptions | None = None, batch_format: BatchFormat = "dict") -> None:
+        super().__init__()
+        self.loader = loader or LoaderOptions()
+        check_format(batch_format, self.batch_keys, self.channel_names)
+        self.batch_format = batch_format
+        self._datasets: dict[Stage, RowWriter] = {}
+
+    @abstractmethod
+    def build_dataset(self, stage: Stage) -> RowWriter:
+        """The dataset of one stage, from what `prepare_data` made."""
+
+    @abstractmethod
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Add to a batch on the host the drawn numbers that `finish_batch` needs."""
+
+    @abstractmethod
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Turn a planned batch on its device into what the model sees."""
+
+    def mark_distractors(self, batch: Batch, stage: Stage) -> Tensor | None:
+        """For pictures: what a planned batch holds that looks like a defect and is none; none if it holds nothing."""
+        return None
+
+    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """What was planned for some samples of a planned batch, one dict for each thing that is drawn."""
+        return []
+
+    def check_sources(self) -> dict[str, int]:
+        """Read every file strictly and keep nothing.
+
+        Raises:
+            DataError: Files are bad.
+        """
+        raise ConfigError(f"{type(self).__name__} has no check of its files")
+
+    def verify_sources(self) -> list[str]:
+        """What is stored and is no longer what it was when it was stored."""
+        raise ConfigError(f"{type(self).__name__} has no store to verify")
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers about the opened set, for the report of ``prepare``."""
+        return {f"{split}_samples": len(self.dataset(split)) for split in ("train", "val", "test")}
+
+    def dataset(self, stage: Stage) -> RowWriter:
+        """The dataset of one stage, made at the first call."""
+        if stage not in self._datasets:
+            self._datasets[stage] = self.build_dataset(stage)
+        return self._datasets[stage]
+
+    def make_loader(self, stage: Stage) -> MicroBatchLoader:
+        """A loader over one stage: shuffled for training, each sample once and in order otherwise."""
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return MicroBatchLoader(
+            self.dataset(stage), self.loader, shuffle=stage == "train", rank=rank, world_size=world_size
+        )
+
+    def transform(self, batch: Batch, stage: Stage) -> Batch:
+        """Plan and finish a batch where it is, for use without a Trainer."""
+        return self.finish_batch(self.plan_batch(batch, stage), stage)
+
+    def train_dataloader(self) -> MicroBatchLoader:
+        """Batches of the training split, in an order that is new in each epoch."""
+        if not len(self.dataset("train")):
+            raise ConfigError("the train split holds no images: check data.splits")
+        return self.make_loader("train")
+
+    def val_dataloader(self) -> Loaders:
+        """Batches of the validation split, the same in each epoch; none if the split is empty."""
+        return self.make_loader("val") if len(self.dataset("val")) else []
+
+    def test_dataloader(self) -> MicroBatchLoader:
+        """Batches of the test split."""
+        if not len(self.dataset("test")):
+            raise ConfigError("the test split holds no images: check data.splits")
+        return self.make_loader("test")
+
+    def predict_dataloader(self) -> MicroBatchLoader:
+        """Batches of all images, in order."""
+        return self.make_loader("predict")
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Draw what the batch needs while its indices are still on the host."""
+        return self.plan_batch(batch, self._stage())
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
+        """Finish the batch on its device: no gradient, and float32 whatever the precision of the run."""
+        device = next(iter(batch.values())).device
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            finished = self.finish_batch(batch, self._stage())
+        return format_batch(finished, self.batch_format, self.channel_names)
+
+    def _stage(self) -> Stage:
+        stage = self.trainer.state.stage if self.trainer else None
+        if stage is None:
+            raise ConfigError("this datamodule has no running Trainer: call transform(batch, stage) instead")
+        return _STAGES[stage]

@@ -1,0 +1,155 @@
+"""Where the pixels of a stripe set come from: its files, their decoded stores, and the sample set."""
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lit_data.datasets.layouts import SourceList, list_sources, rule_of
+from lit_data.datasets.stripe_samples import ensure_stripe_samples
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.bank import ImageBank
+from lit_data.io.checking import check_sources
+from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.io.discovery import find_images, match_by_stem
+from lit_data.io.files import DecodedFiles
+from lit_data.io.masks import MaskOptions
+from lit_data.io.options import ReadOptions
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+
+SAMPLE_MASKS = "test_masks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripeFiles:
+    """The files of a stripe set; the arguments are those of `StripeDataModule`."""
+
+    root: str | None
+    layout: str
+    channels: tuple[int, ...]
+    files: Mapping[str, str] | None
+    patterns: tuple[str, ...]
+    masks: str | None
+    read: ReadOptions
+    on_bad: OnBad
+    cache: str
+    cache_dir: str | None
+    cache_bytes: int
+    samples: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the disk."""
+        rule = rule_of(self.layout)
+        for name, choices in (("cache", ("store", "lru", "none")), ("on_bad", ("error", "skip"))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
+        if self.layout == "channels" and len(self.channels) != rule.stored:
+            raise ConfigError(f"channels={list(self.channels)} must name three: target, ref1, ref2")
+
+    @cached_property
+    def folder(self) -> Path:
+        """The root; without one, the sample set, which the first call makes."""
+        return Path(self.root) if self.root else ensure_stripe_samples(self._cache / "samples", **self.samples)
+
+    @property
+    def store_folder(self) -> Path:
+        """Where the stores of this set lie: one folder for each root and way of finding its files."""
+        identity = repr((os.path.realpath(self.folder), self.layout, self.patterns, sorted((self.files or {}).items())))
+        digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return self._cache / "stores" / f"{self.folder.name}-{digest}"
+
+    def list_images(self) -> SourceList:
+        """The files of each image."""
+        masks = self._mask_folder()
+        return list_sources(
+            self.folder, self.layout, patterns=self.patterns, files=self.files, exclude=(masks,) if masks else ()
+        )
+
+    def image_decoder(self) -> ImageDecoder:
+        """How one image is made from its files."""
+        if self.layout == "channels":
+            return ImageDecoder(self.read, channels=self.channels)
+        return ImageDecoder(replace(self.read, equal_channels="collapse"))
+
+    def open_images(self) -> ImageBank:
+        """The decoded images; the first call with `cache=store` decodes them.
+
+        Raises:
+            DataError: Files are bad, or do not hold the channels that the layout needs.
+        """
+        bank = self._open_bank(self.list_images().sources, self.image_decoder(), "images")
+        stored = rule_of(self.layout).stored
+        if bank.channels != stored:
+            raise DataError(
+                f"layout={self.layout} needs {stored} channels for each image, the files of {bank.name(0)} give "
+                f"{bank.channels}: choose another data.layout or other data.files"
+            )
+        return bank
+
+    def names(self, bank: ImageBank) -> list[str]:
+        """Path of each image relative to the root, with forward slashes."""
+        return [Path(os.path.relpath(bank.name(number), self.folder)).as_posix() for number in range(len(bank))]
+
+    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> ImageBank | None:
+        """Decoded masks of some images, in their order; none where the set has no masks.
+
+        Raises:
+            DataError: An image has no mask, a mask has no image, or a mask is bad.
+        """
+        folder = self._mask_folder()
+        if folder is None or not numbers:
+            return None
+        masks = find_images(folder).paths
+        stems = {_stem(bank.name(number)) for number in range(len(bank))}
+        orphans = [str(path) for path in masks if _stem(path) not in stems]
+        if orphans:
+            raise DataError(f"{len(orphans)} masks have no image in {self.folder}:\n  " + "\n  ".join(orphans[:100]))
+        images = [Path(bank.name(number)) for number in numbers]
+        wanted = {_stem(path) for path in images}
+        pairs = match_by_stem(images, [path for path in masks if _stem(path) in wanted])
+        sources = [ImageSource((str(mask),)) for _, mask in pairs]
+        return self._open_bank(sources, MaskDecoder(MaskOptions()), f"masks-{split}")
+
+    def check(self) -> dict[str, int]:
+        """Decode every image and mask strictly and keep nothing.
+
+        Returns:
+            Number of images and of masks, all of them good.
+
+        Raises:
+            DataError: Files are bad; all bad images, or else all bad masks, are listed.
+        """
+        images, folder = self.list_images().sources, self._mask_folder()
+        masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
+        check_sources(images, self.image_decoder())
+        if masks:
+            check_sources(masks, MaskDecoder(MaskOptions()))
+        return {"images": len(images), "masks": len(masks)}
+
+    @property
+    def _cache(self) -> Path:
+        return cache_folder(self.cache_dir)
+
+    def _mask_folder(self) -> Path | None:
+        if not self.root:
+            return self.folder / SAMPLE_MASKS
+        return self.folder / self.masks if self.masks else None
+
+    def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
+        if self.cache == "store":
+            return DecodedStore.build(sources, self.store_folder / part, decoder=decoder, on_bad=self.on_bad)
+        return DecodedFiles(sources, decoder, cache_bytes=self.cache_bytes if self.cache == "lru" else 0)
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """Where lit_data keeps what it can make again: `cache_dir`, else LIT_DATA_CACHE, else ~/.cache/lit_data."""
+    return Path(cache_dir or os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data").expanduser()
+
+
+def _stem(path: str | Path) -> str:
+    return unicodedata.normalize("NFC", Path(path).stem)

@@ -1,0 +1,213 @@
+"""`StripeDataModule`: inspection images with a target and two references."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_data.augment import SingleTexture, StripeAugment
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.stripe_files import StripeFiles
+from lit_data.datamodules.stripe_transform import StripeTransform, find_unit_range
+from lit_data.datasets import StripeDataset
+from lit_data.datasets.layouts import rule_of
+from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.errors import ConfigError
+from lit_data.grid import Edges, PatchGrid
+from lit_data.io.bank import ImageBank
+from lit_data.io.options import ReadOptions
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
+from lit_data.types import Batch, Stage
+
+
+class StripeDataModule(BaseDataModule):
+    """Patches of inspection images; defects are drawn on the device, real masks are used where there are any.
+
+    A batch is a dict:
+
+    ==============  ===========================  ======================================================
+    key             shape, dtype                 what
+    ==============  ===========================  ======================================================
+    ``image``       [B, 3, H, W] float32         0..1, channels target, ref1, ref2
+    ``mask``        [B, 1, H, W] float32         {0, 1}, true defects; not when predicting
+    ``index``       [B] int64                    number of the patch among those of all images
+    ``image_index`` [B] int64                    number of the image
+    ``position``    [B, 2] int64                 (y, x) of the patch in its image, px
+    ``epoch``       [B] int64                    epoch the sample was drawn for
+    ==============  ===========================  ======================================================
+
+    `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2`` ([B, 1, H, W]).
+
+    Args:
+        root: Folder of the images. Without one, a small sample set is made once in the cache.
+        layout: `channels`, `files`, `pairs` or `single`, see `lit_data.datasets.layouts.list_sources`.
+        channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and ref2.
+        files: For `files` and `pairs`: for each role a glob with one ``*``.
+        patterns: Globs below the root, for the other layouts.
+        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see `split_images`.
+        split_seed: Chooses the images of each share.
+        masks: Folder (absolute or below the root) of real masks with the stems of their images, or none.
+        mask_splits: Splits that use the masks instead of synthesis.
+        patch_px: Patch size, one number or (height, width).
+        stride_px: Distance between patches.
+        edges: `cover`, `drop` or `pad`, see `PatchGrid`.
+        value_range: Pixel values that become 0 and 1; by default the whole range of an unsigned dtype, 0..1 for
+            float32.
+        read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
+        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
+        cache: `store` decodes every file once into a memory-mapped store; `lru` decodes on access and keeps
+            `cache_bytes`; `none` decodes on each access.
+        cache_dir: Where stores and the sample set lie.
+        cache_bytes: Bound of the `lru` cache.
+        samples: Parameters of the sample set, see `StripeSampleSpec`.
+        loader: Batch size, workers, seed.
+        synthesis: Defects to draw; none draws none.
+        augment: Augmentation of the training split; none leaves images as they are.
+        nuisance: For layout `single`: what makes target and references differ.
+        batch_format: See above.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "index", "image_index", "position", "epoch")
+    channel_names: ClassVar[Mapping[str, int]] = {"target": 0, "ref1": 1, "ref2": 2}
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        layout: str = "channels",
+        channels: Sequence[int] = (0, 1, 2),
+        files: Mapping[str, str] | None = None,
+        patterns: Sequence[str] = ("**/*",),
+        splits: Splits = "auto",
+        split_seed: int = 0,
+        masks: str | None = None,
+        mask_splits: Sequence[str] = ("test",),
+        patch_px: int | tuple[int, int] = 128,
+        stride_px: int | tuple[int, int] = 112,
+        edges: Edges = "cover",
+        value_range: tuple[float, float] | None = None,
+        read: ReadOptions | None = None,
+        on_bad: OnBad = "error",
+        cache: str = "store",
+        cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
+        samples: Mapping[str, Any] | None = None,
+        loader: LoaderOptions | None = None,
+        synthesis: DefectSpec | None = None,
+        augment: StripeAugment | None = None,
+        nuisance: SingleTexture | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        self.source_files = StripeFiles(
+            root=root,
+            layout=layout,
+            channels=tuple(channels),
+            files=files,
+            patterns=tuple(patterns),
+            masks=masks,
+            read=read or ReadOptions(),
+            on_bad=on_bad,
+            cache=cache,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+            samples=samples or {},
+        )
+        self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
+        self.patch_px, self.stride_px, self.edges = patch_px, stride_px, edges
+        self.value_range = value_range
+        self.synthesis, self.augment = synthesis, augment
+        self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
+        self.bank: ImageBank
+        self.grid: PatchGrid
+        self.transformation: StripeTransform
+
+    def prepare_data(self) -> None:
+        """Make the sample set if need be, and decode what is not decoded yet; on one process of each node."""
+        self._open()
+        for split in self.mask_splits:
+            self.source_files.open_masks(self.split_images[split].tolist(), self.bank, split)
+
+    def setup(self, stage: str) -> None:
+        """Open the decoded images and find the patches."""
+        self._open()
+
+    def build_dataset(self, stage: Stage) -> StripeDataset:
+        """Patches of the images of one stage; those of all images to predict."""
+        if stage == "predict":
+            return StripeDataset(self.bank, self.grid)
+        images = self.split_images[stage]
+        masks = None
+        if stage in self.mask_splits:
+            masks = self.source_files.open_masks(images.tolist(), self.bank, stage)
+        if masks is None and self.synthesis is None and len(images):
+            raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
+        return StripeDataset(self.bank, self.grid, images=images, masks=masks)
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Draw defects, nuisance and augmentation of each sample from its own stream."""
+        return self.transformation.plan(batch, stage)
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Cast to float, spread to three channels, render defects, augment."""
+        images, masks = self.transformation.finish(batch, stage)
+        finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
+        return finished if masks is None else finished | {"mask": masks}
+
+    def mark_distractors(self, batch: Batch, stage: Stage) -> Tensor | None:
+        """For pictures: where the distractors of a planned batch end up, [B, 3, H, W] float32 in {0, 1}."""
+        return self.transformation.mark_distractors(batch, stage)
+
+    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The defects planned for some samples of a batch, one dict each; places are those before augmentation."""
+        return self.transformation.describe_plan(batch, rows)
+
+    def check_sources(self) -> dict[str, int]:
+        """Decode every file strictly and keep nothing; see `StripeFiles.check`."""
+        return self.source_files.check()
+
+    def verify_sources(self) -> list[str]:
+        """Entries of the opened store that are not what they were when it was built; needs `cache=store`."""
+        if not isinstance(self.bank, DecodedStore):
+            raise ConfigError("only a store can be verified: set data.cache=store")
+        return self.bank.verify()
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers about the opened set: images, patches of each split, bytes of its pixels."""
+        patches = {f"{split}_patches": len(self.dataset(split)) for split in SPLITS}
+        images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
+        pixels = self.bank.channels * int((self.bank.heights_px * self.bank.widths_px).sum())
+        return {
+            "images": len(self.bank),
+            "skipped": len(self.bank.skipped),
+            **images,
+            **patches,
+            "pixel_bytes": pixels * self.bank.dtype.itemsize,
+        }
+
+    def _open(self) -> None:
+        if hasattr(self, "bank"):
+            return
+        self.bank = self.source_files.open_images()
+        self.grid = PatchGrid(self.bank.heights_px, self.bank.widths_px, self.patch_px, self.stride_px, self.edges)
+        names = self.source_files.names(self.bank)
+        self.split_images: dict[str, NDArray[np.int64]] = split_images(names, self.splits, seed=self.split_seed)
+        low, high = find_unit_range(self.bank.dtype, self.value_range)
+        self.transformation = StripeTransform(
+            low=low,
+            high=high,
+            expand=rule_of(self.source_files.layout).expand,
+            seed=self.loader.seed,
+            synthesis=self.synthesis,
+            nuisance=self.nuisance,
+            augment=self.augment,
+        )

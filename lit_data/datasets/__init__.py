@@ -1,0 +1,5 @@
+"""Map-style datasets. They know nothing of Lightning, and importing one imports neither Kornia nor Hydra."""
+
+from lit_data.datasets.stripes import StripeDataset
+
+__all__ = ["StripeDataset"]

@@ -1,0 +1,152 @@
+"""`StripeDataset`: patches of inspection images, cut from decoded pixels."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import DataError
+from lit_data.grid import PatchGrid
+from lit_data.io.bank import ImageBank
+from lit_data.types import Array, FieldSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StripeDataset:
+    """Patches of the images of one split; map-style, and writes many samples at once.
+
+    A sample is a dict:
+
+    - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
+    - ``mask`` [1, h, w] uint8 in {0, 1}: only with `masks`;
+    - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the split, so that a
+      sample's random stream does not depend on the split;
+    - ``image_index`` int64: number of the image in the bank;
+    - ``position`` [2] int64: (y, x) of the patch in the image, px;
+    - ``epoch`` int64: the epoch it was read for.
+
+    Args:
+        bank: Decoded images.
+        grid: The patches of all images of the bank.
+        images: Numbers of this split's images; all of them by default.
+        masks: Decoded masks of this split's images in the same order, [1, H, W] uint8 each.
+
+    Raises:
+        DataError: A mask is missing, or its size is not its image's.
+    """
+
+    def __init__(
+        self,
+        bank: ImageBank,
+        grid: PatchGrid,
+        *,
+        images: Sequence[int] | NDArray[np.int64] | None = None,
+        masks: ImageBank | None = None,
+    ) -> None:
+        self.bank, self.grid, self.masks = bank, grid, masks
+        self.images = np.arange(len(bank)) if images is None else np.asarray(images, dtype=np.int64)
+        starts = np.cumsum(grid.rows * grid.columns)
+        counts = (grid.rows * grid.columns)[self.images]
+        self._first = starts[self.images] - counts
+        self._ends = np.cumsum(counts)
+        self.epoch = 0
+        if masks is not None:
+            self._check_masks(masks)
+        self.fields: Mapping[str, FieldSpec] = self._describe()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Stamp samples read by `__getitem__` with this epoch from now on."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
+        import torch
+
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.empty((1, *field.shape), dtype=field.dtype) for name, field in self.fields.items()}
+        self.write_into(rows, np.array([index]), self.epoch)
+        return {name: torch.from_numpy(array[0:1])[0] for name, array in rows.items()}
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        """Write samples into the rows of a batch, without a copy in between.
+
+        Args:
+            rows: For each key of `fields`, an array [M, ...].
+            indices: [M] sample numbers in this split.
+            epoch: The epoch they are read for.
+        """
+        split_image = np.searchsorted(self._ends, indices, side="right")
+        within = indices - (self._ends[split_image] - self._counts(split_image))
+        index = self._first[split_image] + within
+        image, y, x = self.grid.locate(index)
+        rows["index"][:], rows["image_index"][:], rows["epoch"][:] = index, image, epoch
+        rows["position"][:, 0], rows["position"][:, 1] = y, x
+        for row, number, top, left in zip(rows["image"], image.tolist(), y.tolist(), x.tolist(), strict=True):
+            cut_patch(self.bank[number], top, left, row)
+        if self.masks is not None:
+            for row, number, top, left in zip(rows["mask"], split_image.tolist(), y.tolist(), x.tolist(), strict=True):
+                cut_patch(self.masks[number], top, left, row)
+
+    def _counts(self, split_image: NDArray[np.int64]) -> NDArray[np.int64]:
+        image = self.images[split_image]
+        counts: NDArray[np.int64] = self.grid.rows[image] * self.grid.columns[image]
+        return counts
+
+    def _describe(self) -> dict[str, FieldSpec]:
+        height, width = self.grid.patch_px
+        fields = {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))}
+        if self.masks is not None:
+            fields["mask"] = FieldSpec((1, height, width), "uint8")
+        numbers: dict[str, tuple[int, ...]] = {"index": (), "image_index": (), "position": (2,), "epoch": ()}
+        return fields | {name: FieldSpec(shape, "int64") for name, shape in numbers.items()}
+
+    def _check_masks(self, masks: ImageBank) -> None:
+        if len(masks) != len(self.images):
+            raise DataError(f"{len(masks)} masks for {len(self.images)} images: give one mask for each image")
+        wrong = np.flatnonzero(
+            (masks.heights_px != self.bank.heights_px[self.images])
+            | (masks.widths_px != self.bank.widths_px[self.images])
+        )
+        if wrong.size:
+            lines = "\n".join(f"  {self._compare_sizes(masks, number)}" for number in wrong[:100].tolist())
+            raise DataError(f"{wrong.size} masks differ in size from their image (height x width px):\n{lines}")
+
+    def _compare_sizes(self, masks: ImageBank, number: int) -> str:
+        image = int(self.images[number])
+        mask_size = (int(masks.heights_px[number]), int(masks.widths_px[number]))
+        image_size = (int(self.bank.heights_px[image]), int(self.bank.widths_px[image]))
+        turned = " (turned by 90 degrees?)" if mask_size == image_size[::-1] else ""
+        return (
+            f"{masks.name(number)}: {mask_size[0]} x {mask_size[1]}, "
+            f"{self.bank.name(image)}: {image_size[0]} x {image_size[1]}{turned}"
+        )
+
+
+def cut_patch(image: Array, top_px: int, left_px: int, out: Array) -> None:
+    """Copy one patch; where it reaches past the lower or right edge, the image is mirrored without its edge row.
+
+    Args:
+        image: [C, H, W].
+        top_px: First row.
+        left_px: First column.
+        out: [C, h, w], written in place.
+    """
+    height, width = out.shape[1:]
+    patch = image[:, top_px : top_px + height, left_px : left_px + width]
+    if patch.shape == out.shape:
+        out[...] = patch
+        return
+    rows = _mirror(top_px, height, image.shape[1])
+    columns = _mirror(left_px, width, image.shape[2])
+    out[...] = image[:, rows[:, None], columns]
+
+
+def _mirror(start: int, length: int, limit: int) -> NDArray[np.int64]:
+    index = np.arange(start, start + length)
+    return np.where(index < limit, index, 2 * (limit - 1) - index)

@@ -1,0 +1,365 @@
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lit_data.augment import SingleTexture, StripeAugment
+from lit_data.callbacks import DataWaitMonitor, SampleDigest
+from lit_data.datamodules import StripeDataModule
+from lit_data.errors import ConfigError, DataError
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
+from lit_data.types import Batch, Stage
+
+Make = Callable[..., StripeDataModule]
+
+
+def write_images(folder: Path, count: int = 10, *, size: tuple[int, int] = (80, 70), dtype: type = np.uint8) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        pixels = rng.integers(60, 180, (*size, 3)).astype(dtype) * (257 if dtype is np.uint16 else 1)
+        cv2.imwrite(str(folder / f"{number:02}.png"), pixels)
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def build(root: Path | None = None, **options: Any) -> StripeDataModule:
+        root = root or write_images(tmp_path / "images")
+        loader = {"batch_size": 4, "num_workers": 0, **options.pop("loader", {})}
+        defaults: dict[str, Any] = {"patch_px": 32, "stride_px": 24, "synthesis": DefectSpec(probability=1.0)}
+        datamodule = StripeDataModule(
+            str(root), cache_dir=str(tmp_path / "cache"), loader=LoaderOptions(**loader), **(defaults | options)
+        )
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        return datamodule
+
+    return build
+
+
+def _batches(datamodule: StripeDataModule, stage: Stage, epoch: int = 0) -> list[Batch]:
+    loader = datamodule.make_loader(stage)
+    loader.set_epoch(epoch)
+    return [datamodule.transform(batch, stage) for batch in loader]
+
+
+def _digest(batches: list[Batch]) -> str:
+    samples = {}
+    for batch in batches:
+        for n, index in enumerate(batch["index"].tolist()):
+            samples[index] = b"".join(batch[key][n].numpy().tobytes() for key in ("image", "mask", "position"))
+    return hashlib.sha256(b"".join(samples[index] for index in sorted(samples))).hexdigest()
+
+
+def test_the_batch_is_what_the_table_says(make: Make) -> None:
+    datamodule = make(augment=StripeAugment())
+    for stage in ("train", "val", "test"):
+        for batch in _batches(datamodule, stage):
+            size = len(batch["index"])
+            assert set(batch) == set(datamodule.batch_keys)
+            assert batch["image"].shape == (size, 3, 32, 32)
+            assert batch["mask"].shape == (size, 1, 32, 32)
+            assert batch["position"].shape == (size, 2)
+            assert batch["image"].dtype == batch["mask"].dtype == torch.float32
+            assert batch["index"].dtype == batch["image_index"].dtype == torch.int64
+            assert batch["image"].min() >= 0
+            assert batch["image"].max() <= 1
+            assert set(batch["mask"].unique().tolist()) <= {0.0, 1.0}
+    assert all("mask" not in batch for batch in _batches(datamodule, "predict"))
+
+
+def test_channels_come_as_stored_and_as_configured(make: Make, tmp_path: Path) -> None:
+    root = tmp_path / "rgb"
+    root.mkdir()
+    for name in "abc":
+        cv2.imwrite(str(root / f"{name}.png"), np.full((32, 32, 3), (30, 20, 10), np.uint8))  # B, G, R
+    for channels, expected in (((0, 1, 2), [10, 20, 30]), ((2, 0, 1), [30, 10, 20])):
+        datamodule = make(root, channels=channels, synthesis=DefectSpec(probability=0.0))
+        image = _batches(datamodule, "predict")[0]["image"][0]
+        assert (image[:, 0, 0] * 255).round().tolist() == expected
+
+
+@pytest.mark.parametrize("loader", [{"micro_batch_size": n, "num_workers": w} for n in (1, 8, 32) for w in (0, 1, 2)])
+def test_samples_do_not_depend_on_the_loader(make: Make, loader: dict[str, int]) -> None:
+    augment = StripeAugment()
+    expected = _batches(make(augment=augment), "train", epoch=2)
+    found = _batches(make(augment=augment, loader=loader), "train", epoch=2)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("options", [{"loader": {"batch_size": 7}}, {"cache": "lru"}, {"cache": "none"}])
+def test_samples_do_not_depend_on_batch_size_or_cache(make: Make, options: dict[str, Any]) -> None:
+    augment = StripeAugment()
+    assert _digest(_batches(make(augment=augment), "train")) == _digest(
+        _batches(make(augment=augment, **options), "train")
+    )
+
+
+def test_training_changes_with_epoch_and_seed_and_validation_does_not(make: Make) -> None:
+    datamodule = make(augment=StripeAugment())
+    assert _digest(_batches(datamodule, "train", 0)) != _digest(_batches(datamodule, "train", 1))
+    other = make(augment=StripeAugment(), loader={"seed": 1})
+    assert _digest(_batches(datamodule, "train")) != _digest(_batches(other, "train"))
+    assert _digest(_batches(datamodule, "val")) == _digest(_batches(datamodule, "val"))
+
+
+def test_splits_share_no_image(make: Make) -> None:
+    datamodule = make()
+    seen = {
+        stage: {int(n) for batch in _batches(datamodule, stage) for n in batch["image_index"]}
+        for stage in ("train", "val", "test")
+    }
+    assert sum(len(images) for images in seen.values()) == 10
+    assert set().union(*seen.values()) == set(range(10))
+
+
+def test_real_masks_replace_synthesis_in_their_split(make: Make, tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images")
+    names = [path.stem for path in sorted(root.glob("*.png"))]
+    lists = {"train": names[:6], "val": names[6:8], "test": names[8:]}
+    (root / "masks").mkdir()
+    for name in lists["test"]:
+        mask = np.zeros((80, 70), np.uint8)
+        mask[:16] = 255
+        cv2.imwrite(str(root / "masks" / f"{name}.png"), mask)
+    splits = {split: [f"{name}.png" for name in part] for split, part in lists.items()}
+    datamodule = make(root, masks="masks", splits=splits)
+    for batch in _batches(datamodule, "test"):
+        expected = (batch["position"][:, :1] + torch.arange(32) < 16).float()
+        assert torch.equal(batch["mask"][:, 0], expected[:, :, None].expand(-1, -1, 32))
+    assert len(datamodule.bank) == 10
+
+
+def test_images_without_mask_and_masks_without_image_are_listed(make: Make, tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images")
+    (root / "masks").mkdir()
+    cv2.imwrite(str(root / "masks" / "lost.png"), np.zeros((80, 70), np.uint8))
+    with pytest.raises(DataError, match=r"1 masks have no image in .*\n.*lost.png"):
+        make(root, masks="masks")
+    (root / "masks" / "lost.png").unlink()
+    cv2.imwrite(str(root / "masks" / "00.png"), np.zeros((80, 70), np.uint8))
+    with pytest.raises(DataError, match="mask"):
+        make(root, masks="masks", splits={"train": ["02.png"], "test": ["00.png", "01.png"]})
+
+
+def test_layout_files_puts_each_file_into_its_channel(make: Make, tmp_path: Path) -> None:
+    root = tmp_path / "files"
+    root.mkdir()
+    for number in range(4):
+        for role, value in (("a", 1000), ("b", 2000), ("c", 4000)):
+            cv2.imwrite(str(root / f"{number}_{role}.png"), np.full((32, 32), value, np.uint16))
+    files = {"target": "*_a.png", "ref1": "*_b.png", "ref2": "*_c.png"}
+    datamodule = make(root, layout="files", files=files, value_range=(0, 4000), synthesis=DefectSpec(probability=0.0))
+    assert _batches(datamodule, "predict")[0]["image"][0, :, 0, 0].tolist() == [0.25, 0.5, 1.0]
+    pairs = {"target": "*_a.png", "ref1": "*_b.png"}
+    datamodule = make(root, layout="pairs", files=pairs, value_range=(0, 4000), synthesis=DefectSpec(probability=0.0))
+    assert _batches(datamodule, "predict")[0]["image"][0, :, 0, 0].tolist() == [0.25, 0.5, 0.5]
+
+
+def test_layout_single_makes_three_exposures_of_one_texture(make: Make, tmp_path: Path) -> None:
+    root = tmp_path / "grey"
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        grey = rng.integers(60, 180, (40, 40), dtype=np.uint8)
+        cv2.imwrite(str(root / f"{number}.png"), cv2.merge([grey] * 3) if number % 2 else grey)
+    datamodule = make(root, layout="single", nuisance=SingleTexture(shift_px=0, gain=0, noise=0.02))
+    image = _batches(datamodule, "predict")[0]["image"]
+    spread = (image[:, 0] - image[:, 1]).std()
+    assert 0.024 < spread < 0.032  # two independent noises of 0.02
+    assert datamodule.bank.channels == 1
+
+
+def test_a_layout_that_does_not_fit_is_refused(make: Make, tmp_path: Path) -> None:
+    root = tmp_path / "grey"
+    root.mkdir()
+    cv2.imwrite(str(root / "a.png"), np.zeros((40, 40), np.uint8))
+    with pytest.raises(DataError, match="needs 3 channels"):
+        make(root)
+
+
+@pytest.mark.parametrize(
+    ("batch_format", "check"),
+    [
+        (
+            ("target", "ref1", "ref2", "mask"),
+            lambda out, b: [torch.equal(out[n], b["image"][:, n : n + 1]) for n in range(3)],
+        ),
+        ({"x": "image", "y": "mask"}, lambda out, b: [set(out) == {"x", "y"}, torch.equal(out["y"], b["mask"])]),
+        ("dict", lambda out, b: [set(out) == set(b)]),
+    ],
+)
+def test_existing_modules_get_their_format(make: Make, batch_format: Any, check: Callable[..., list[bool]]) -> None:
+    class Recorder(BoringModel):
+        seen: Any = None
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.seen = batch
+            return self.layer(torch.ones(1, 32)).sum()
+
+    datamodule, model = make(batch_format=batch_format), Recorder()
+    _trainer(limit_train_batches=1, limit_val_batches=0).fit(model, datamodule=datamodule)
+    assert all(check(model.seen, _batches(datamodule, "train")[0]))
+
+
+@pytest.mark.parametrize(
+    ("batch_format", "message"),
+    [("list", "batch_format='list' is unknown"), (("image", "masks"), r"unknown keys \['masks'\]: choose from")],
+)
+def test_bad_formats(batch_format: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StripeDataModule(batch_format=batch_format)
+
+
+def test_hooks_run_without_gradient_and_outside_autocast(make: Make) -> None:
+    class Recorder(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            assert batch["image"].dtype == torch.float32
+            assert not batch["image"].requires_grad
+            return self.layer(torch.ones(1, 32)).sum()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            assert batch["mask"].any()
+
+    trainer = _trainer(limit_train_batches=2, limit_val_batches=1, precision="bf16-mixed")
+    model, datamodule = Recorder(), make(augment=StripeAugment())
+    state = torch.get_rng_state()
+    trainer.fit(model, datamodule=datamodule)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_callbacks_report_what_was_trained(make: Make) -> None:
+    class Model(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.layer(torch.ones(1, 32)).sum()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            return
+
+    def train(seed: int, **loader: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        digest, wait = SampleDigest(), DataWaitMonitor()
+        datamodule = make(augment=StripeAugment(), loader={"seed": seed, **loader})
+        _trainer(callbacks=[digest, wait], max_epochs=2).fit(Model(), datamodule=datamodule)
+        return dict(digest.summary()), wait.summary()
+
+    first, wait = train(0)
+    samples = len(make().dataset("train"))
+    assert first["train/samples_hashed"] == 2 * samples
+    assert first == train(0, num_workers=2, micro_batch_size=3)[0] == train(0, batch_size=5)[0]
+    assert first["samples_sha256"] != train(1)[0]["samples_sha256"]
+    assert 0 < wait["data_wait_fraction"] < 1
+    assert wait["samples_per_s"] > 0
+
+
+def test_no_masks_and_no_synthesis(make: Make) -> None:
+    datamodule = make(synthesis=None)
+    with pytest.raises(ConfigError, match="the train split has neither masks nor synthesis"):
+        datamodule.train_dataloader()
+    assert len(datamodule.predict_dataloader())
+
+
+def test_empty_splits(make: Make) -> None:
+    datamodule = make(splits={"train": 1.0})
+    assert datamodule.val_dataloader() == []
+    with pytest.raises(ConfigError, match="the test split holds no images"):
+        datamodule.test_dataloader()
+    with pytest.raises(ConfigError, match="the train split holds no images"):
+        make(splits={"test": 1.0}).train_dataloader()
+
+
+def test_no_trainer_means_transform(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"call transform\(batch, stage\) instead"):
+        make().on_before_batch_transfer({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "ram"}, "cache='ram' is unknown: choose one of store, lru, none"),
+        ({"on_bad": "ignore"}, "on_bad='ignore' is unknown: choose one of error, skip"),
+        ({"channels": (0, 1)}, r"channels=\[0, 1\] must name three"),
+        ({"layout": "triple"}, "layout='triple' is unknown"),
+        ({"patch_px": 0}, "patch_px=0 is not usable"),
+        ({"edges": "wrap"}, "edges='wrap' is unknown"),
+        ({"value_range": (5, 5)}, r"value_range=\[5, 5\] must be \[low, high\]"),
+    ],
+)
+def test_bad_options(make: Make, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+def test_the_sample_set_is_made_once(tmp_path: Path) -> None:
+    samples = {"count": 6, "height_px": 160, "width_px": 128}
+    modules = [
+        StripeDataModule(cache_dir=str(tmp_path), samples=samples, patch_px=64, stride_px=56, synthesis=DefectSpec())
+        for _ in range(2)
+    ]
+    for datamodule in modules:
+        datamodule.prepare_data()
+        datamodule.setup("test")
+    assert modules[0].describe() == modules[1].describe()
+    assert any(batch["mask"].any() for batch in _batches(modules[1], "test"))
+    assert len(list((tmp_path / "samples").glob("stripe-*"))) == 1
+
+
+def test_distractors_are_marked_where_augmentation_moved_them(make: Make) -> None:
+    for augment in (None, StripeAugment(gain=0, noise=0)):
+        datamodule = make(augment=augment, synthesis=DefectSpec(probability=1.0, amplitude=(0.3, 0.4)))
+        clean = make(augment=augment, synthesis=DefectSpec(probability=0.0))
+        planned = datamodule.plan_batch(next(iter(datamodule.make_loader("train"))), "train")
+        base = clean.transform(next(iter(clean.make_loader("train"))), "train")
+        marks = datamodule.mark_distractors(planned, "train")
+        finished = datamodule.finish_batch(planned, "train")
+        changed = (finished["image"] != base["image"]).float()
+        assert marks is not None
+        expected = marks.clone()
+        expected[:, :1] = torch.maximum(expected[:, :1], finished["mask"])
+        assert (changed <= expected).all()
+        assert changed.sum() > 0.95 * expected.sum()  # a pixel that was 0 or 1 already cannot change
+        rows = datamodule.describe_plan(planned, [0, 2])
+        assert {row["index"] for row in rows} == {int(planned["index"][n]) for n in (0, 2)}
+        assert sum(row["is_true"] for row in datamodule.describe_plan(planned, range(4))) == int(
+            planned["plan_is_true"].sum()
+        )
+
+
+def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
+    datamodule = make()
+    assert datamodule.verify_sources() == []
+    assert datamodule.check_sources() == {"images": 10, "masks": 0}
+    path = tmp_path / "images" / "03.png"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert len(datamodule.verify_sources()) == 1
+    with pytest.raises(DataError, match=r"1 of 10 images are bad:\n.*03.png"):
+        datamodule.check_sources()
+    with pytest.raises(ConfigError, match="only a store can be verified"):
+        make(write_images(tmp_path / "other"), cache="lru").verify_sources()
+
+
+def _trainer(**options: Any) -> L.Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    return L.Trainer(**(defaults | options))
+
+
+@pytest.fixture(autouse=True)
+def _no_tips(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "lightning.pytorch.utilities.rank_zero")

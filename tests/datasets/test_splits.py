@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_data.datasets.splits import split_images
+from lit_data.errors import ConfigError, DataError
+
+NAMES = [f"{n:03}.png" for n in range(100)]
+
+
+def test_shares_are_disjoint_complete_and_of_the_stated_size() -> None:
+    parts = split_images(NAMES, {"train": 0.7, "val": 0.2, "test": 0.1})
+    assert [len(parts[split]) for split in ("train", "val", "test")] == [70, 20, 10]
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(100))
+    assert all((np.diff(part) > 0).all() for part in parts.values())
+
+
+def test_the_seed_chooses_the_images() -> None:
+    first, again, other = (split_images(NAMES, seed=seed)["val"].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_each_named_share_gets_an_image() -> None:
+    parts = split_images(NAMES[:3], {"train": 0.9, "val": 0.05, "test": 0.05})
+    assert [len(part) for part in parts.values()] == [1, 1, 1]
+    assert [len(part) for part in split_images(NAMES[:4], {"train": 1.0}).values()] == [4, 0, 0]
+
+
+def test_folders_are_found_by_themselves() -> None:
+    names = ["train/a.png", "val/b.png", "test/deep/c.png", "train/d.png"]
+    assert {key: part.tolist() for key, part in split_images(names).items()} == {
+        "train": [0, 3],
+        "val": [1],
+        "test": [2],
+    }
+    with pytest.raises(DataError, match="expects only train, val, test below the root, found: extra"):
+        split_images([*names, "extra/e.png"], "folders")
+    assert len(split_images([*names, "extra/e.png"], "auto")["train"]) == 3
+
+
+def test_lists_of_names_and_files(tmp_path: Path) -> None:
+    (tmp_path / "val.txt").write_text("\ufeff003.png\r\n\n001.png\n", encoding="utf-8")
+    parts = split_images(NAMES, {"train": ["002.png"], "val": str(tmp_path / "val.txt")})
+    assert {key: part.tolist() for key, part in parts.items()} == {"train": [2], "val": [1, 3], "test": []}
+
+
+@pytest.mark.parametrize(
+    ("splits", "error", "message"),
+    [
+        ({"train": 0.5, "val": 0.1}, ConfigError, "must be shares of at least 0 that add up to 1"),
+        ({"train": 1.2, "val": -0.2}, ConfigError, "must be shares of at least 0"),
+        ({"train": 1.0, "dev": 0.0}, ConfigError, "is unknown: choose folders, auto, or a mapping"),
+        ("random", ConfigError, "splits='random' is unknown"),
+        ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes shares and lists"),
+        ({"train": ["999.png"]}, DataError, r"1 listed images do not exist below the root: 999.png"),
+        ({"train": ["001.png"], "val": ["001.png"]}, DataError, r"1 images are listed more than once: 001.png"),
+        ({"train": "nowhere.txt"}, DataError, "the list of a split is not a file: nowhere.txt"),
+    ],
+)
+def test_bad_splits(splits: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        split_images(NAMES, splits)  # type: ignore[arg-type]
+
+
+def test_fewer_images_than_splits() -> None:
+    with pytest.raises(ConfigError, match="2 images cannot be split into train, val, test"):
+        split_images(NAMES[:2])

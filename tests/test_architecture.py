@@ -1,0 +1,114 @@
+"""DESIGN: who may import whom, and how long files and functions may be."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "lit_data"
+FILES = sorted(p for p in PACKAGE.rglob("*.py")) + sorted((PACKAGE / "callbacks").rglob("*.py"))
+FILES = sorted(set(FILES))
+
+LAYERS = {
+    "errors": 0, "types": 0, "rng": 0, "grid": 0,
+    "io": 1,
+    "synthesis": 2,
+    "datasets": 3, "loading": 3, "augment": 3, "inference": 3,
+    "datamodules": 4, "modules": 4, "callbacks": 4,
+    "commands": 5, "cli": 5, "__main__": 5,
+}  # fmt: skip
+OUTSIDE = [
+    {"numpy"},
+    {"cv2", "tifffile", "PIL", "imagecodecs", "filelock", "psutil", "rich"},
+    {"torch"},
+    {"kornia"},
+    {"lightning", "torchmetrics"},
+    {"hydra", "omegaconf", "matplotlib", "yaml"},
+]
+"""What each layer may import beside the layers below it."""
+
+ONLY_HERE = {"kornia": "augment", "hydra": "commands", "omegaconf": "commands", "matplotlib": "commands"}
+INSIDE_FUNCTIONS_ONLY = {"cv2", "tifffile", "PIL", "imagecodecs"}
+NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_a_file_imports_from_below_and_from_its_own_folder(path: Path) -> None:
+    room = _room(path)
+    layer = LAYERS[room] if room != "__init__" else 0
+    allowed = set().union(*OUTSIDE[: layer + 1]) | set(sys.stdlib_module_names) | {"typing_extensions"}
+    for name, in_function, for_types in _imports(path):
+        top, *rest = name.split(".")
+        if top == "lit_data":
+            other = rest[0] if rest else None
+            assert other is None or _may_import(room, other), f"{room} must not import {name}"
+        elif for_types or (top == "torch" and in_function):
+            continue  # torch for annotations anywhere, and inside functions that make tensors
+        else:
+            assert top in allowed, f"{room} must not import {name}"
+            assert ONLY_HERE.get(top, room) == room, f"{name} belongs into {ONLY_HERE[top]} only"
+            assert in_function or top not in INSIDE_FUNCTIONS_ONLY, f"import {name} inside the function that reads"
+
+
+def test_importing_a_dataset_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, lit_data.datasets.stripes, lit_data.loading;"
+        "print([name for name in ('lightning', 'kornia', 'hydra', 'matplotlib', 'cv2') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_files_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 250
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+            length = (node.end_lineno or 0) - first.lineno + 1
+            assert length <= 40, f"{node.name} has {length} lines"
+
+
+def test_the_top_level_is_what_the_design_says() -> None:
+    links = {name: (PACKAGE / name).readlink() for name in ("callbacks", "conf")}
+    assert links == {"callbacks": Path("../callbacks"), "conf": Path("../conf")}
+    assert not list((PACKAGE.parent / "tests").rglob("__init__.py"))
+
+
+def _room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def _may_import(room: str, other: str) -> bool:
+    if other not in LAYERS:
+        return False
+    same_room, below = room == other, LAYERS[other] < LAYERS[room]
+    facts = LAYERS[room] == LAYERS[other] == 0
+    programs = LAYERS[room] == LAYERS[other] == 5
+    return same_room or below or facts or programs
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
+    """Name, whether it is imported inside a function, and whether only for annotations."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    typing = {
+        id(n)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for n in ast.walk(branch)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {path}"
+            names = [node.module or ""]
+        for name in names:
+            yield name, id(node) in inside, id(node) in typing

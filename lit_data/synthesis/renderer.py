@@ -13,7 +13,9 @@ from lit_data.synthesis.shapes import spot_kernels, window_start
 def render(images: Tensor, plan: DefectPlan) -> tuple[Tensor, Tensor]:
     """Add the planned defects to a batch; only the pixels of each defect's window are touched.
 
-    Windows that reach past the edge of a sample are cut there.
+    Windows that reach past the edge of a sample are cut there. A defect that would leave the value range at its centre
+    in the target (a dark one on black, a bright one on white) gets the opposite sign: the mask never marks what
+    cannot be seen.
 
     Args:
         images: [B, C, H, W] float32 in 0..1, contiguous; changed in place.
@@ -35,8 +37,9 @@ def render(images: Tensor, plan: DefectPlan) -> tuple[Tensor, Tensor]:
     kernels = kernels * inside
     pixel = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
 
+    amplitude = _turn_inwards(images, tensors)
     plane = tensors["row"][:, None] * channels + torch.arange(channels, device=images.device)
-    values = kernels[:, None] * (tensors["amplitude"][:, None] * tensors["channels"])[..., None, None]
+    values = kernels[:, None] * (amplitude[:, None] * tensors["channels"])[..., None, None]
     _add(images.view(-1), plane[..., None, None] * (height * width) + pixel[:, None], values)
     images.clamp_(0, 1)
 
@@ -55,6 +58,16 @@ def _place_kernels(tensors: dict[str, Tensor], spots: tuple[SpotShape, ...]) -> 
     kernels, starts = _tables(spots, y.device)
     top, left = nearest_y.long() - starts[spot, 0], nearest_x.long() - starts[spot, 1]
     return top, left, kernels[spot, offset_y, offset_x]
+
+
+def _turn_inwards(images: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    """[N] amplitudes, negated where the peak would leave 0..1."""
+    height, width = images.shape[-2:]
+    y = torch.floor(tensors["y"] + 0.5).long().clamp(max=height - 1)
+    x = torch.floor(tensors["x"] + 0.5).long().clamp(max=width - 1)
+    amplitude = tensors["amplitude"]
+    peak = images[tensors["row"], 0, y, x] + amplitude
+    return torch.where((peak < 0) | (peak > 1), -amplitude, amplitude)
 
 
 @lru_cache(maxsize=16)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -27,9 +29,14 @@ def _one(y: float, x: float, spot: int = 0, channels: tuple[bool, ...] = (True, 
 def _draw_slowly(images: torch.Tensor, plan: DefectPlan) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition, one pixel at a time."""
     batch, channels, height, width = images.shape
+    clean = images.clone()
     images, masks = images.clone().double(), torch.zeros(batch, 1, height, width)
     for n in range(len(plan)):
         spot, cy, cx = plan.spots[plan.spot[n]], float(plan.y[n]), float(plan.x[n])
+        centre = min(int(np.floor(cy + 0.5)), height - 1), min(int(np.floor(cx + 0.5)), width - 1)
+        amplitude = float(plan.amplitude[n])
+        if not 0 <= clean[plan.row[n], 0, centre[0], centre[1]] + np.float32(amplitude) <= 1:
+            amplitude = -amplitude
         top = int(np.floor(cy + 0.5)) - (spot.height_px - 1) // 2
         left = int(np.floor(cx + 0.5)) - (spot.width_px - 1) // 2
         for y in range(max(top, 0), min(top + spot.height_px, height)):
@@ -37,7 +44,7 @@ def _draw_slowly(images: torch.Tensor, plan: DefectPlan) -> tuple[torch.Tensor, 
                 exponent = ((y - cy) / spot.sigma_y_px) ** 2 / 2 + ((x - cx) / spot.sigma_x_px) ** 2 / 2
                 for c in range(channels):
                     if plan.channels[n, c]:
-                        images[plan.row[n], c, y, x] += float(plan.amplitude[n]) * np.exp(-exponent)
+                        images[plan.row[n], c, y, x] += amplitude * np.exp(-exponent)
                 if plan.is_true[n]:
                     masks[plan.row[n], 0, y, x] = 1
     return images.clamp(0, 1).float(), masks
@@ -90,6 +97,14 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
         alone = render(images[n : n + 1].clone(), sample_plan(spec, 3, 1, [n], shape))
         assert torch.equal(alone[0][0], together[0][n])
         assert torch.equal(alone[1][0], together[1][n])
+
+
+@pytest.mark.parametrize(("level", "amplitude"), [(0.0, -0.25), (1.0, 0.25), (0.1, -0.25), (0.5, -0.25)])
+def test_a_defect_can_be_seen_on_black_and_on_white(level: float, amplitude: float) -> None:
+    plan = replace(_one(5, 5), amplitude=np.array([amplitude], np.float32))
+    image, mask = render(torch.full((1, 3, 10, 10), level), plan)
+    assert abs(float(image[0, 0, 5, 5]) - level) == pytest.approx(0.25)
+    assert ((image[:, :1] != level) == mask.bool()).all()
 
 
 def test_an_empty_plan_changes_nothing() -> None:

@@ -1,0 +1,12 @@
+"""The commands of ``python -m lit_data``, one module each, imported when the command runs."""
+
+COMMANDS: dict[str, str] = {
+    "fit": "train, validate while training, test the best checkpoint, write pictures",
+    "validate": "score a checkpoint on the validation split",
+    "test": "score a checkpoint on the test split",
+    "predict": "find the defects in every image of a folder",
+    "prepare": "check the images and build the decoded store ahead of the first run",
+    "benchmark": "measure loading and training speed",
+    "show": "draw what a model will see",
+}
+"""Name of each command and what it does, in the order of ``--help``."""

@@ -1,0 +1,86 @@
+"""summary.json: what a command measured, for scripts."""
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from numbers import Integral
+from pathlib import Path
+from typing import SupportsFloat
+
+from lit_data.errors import StoreError
+
+KEYS = (
+    "command",
+    "experiment",
+    "seconds",
+    "samples_per_s",
+    "data_wait_fraction",
+    "peak_rss_bytes",
+    "samples_sha256",
+)
+
+Value = str | SupportsFloat | None
+
+
+def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[str, Value]) -> Path:
+    """Write `folder`/summary.json, whole or not at all.
+
+    The file is one flat JSON object. These keys come first and are always there, null where the command does not
+    measure them; the command's own metrics follow by name:
+
+    - ``command``: the word on the command line
+    - ``experiment``: the configuration's ``name``
+    - ``seconds``: wall-clock time of the command, from the composed configuration to its end
+    - ``samples_per_s``: training samples per second over the epochs, without validation
+    - ``data_wait_fraction``: share of the training time spent waiting for a batch, 0 to 1
+    - ``peak_rss_bytes``: largest resident memory of the main process plus that of its largest ended child process
+    - ``samples_sha256``: hex digest of the first epoch's training samples in order
+    - ``stage/name``: a metric of the command, such as ``test/average_precision``
+
+    Args:
+        folder: the run folder; it exists.
+        command: the word on the command line.
+        experiment: the configuration's ``name``.
+        metrics: measured values under the keys above.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        StoreError: the file cannot be written.
+        ValueError: a key is neither one of the above nor of the form ``stage/name``.
+    """
+    for key in metrics:
+        if key not in KEYS and "/" not in key:
+            raise ValueError(f"summary key {key!r} is neither one of {', '.join(KEYS)} nor of the form stage/name")
+    values = {**metrics, "command": command, "experiment": experiment}
+    ordered = {key: _make_plain(values.get(key)) for key in (*KEYS, *sorted(values.keys() - set(KEYS)))}
+    path = folder / "summary.json"
+    _write_atomic(path, json.dumps(ordered, indent=2, allow_nan=False) + "\n")
+    return path
+
+
+def _make_plain(value: Value) -> str | int | float | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _write_atomic(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        try:
+            with part.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}. Free the folder or set paths.runs.") from error

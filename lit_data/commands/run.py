@@ -1,0 +1,99 @@
+"""From a checked command line into Hydra's run or sweep."""
+
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from lit_data.commands.compose import check_run
+from lit_data.commands.job import run_job
+from lit_data.commands.tree import open_hydra
+from lit_data.errors import LitDataError, StoreError
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    command: str,
+    overrides: Sequence[str],
+    *,
+    config_dir: str | None = None,
+    packages: Sequence[str] = (),
+    multirun: bool = False,
+) -> None:
+    """Check the command line, then run the command in Hydra's run folder, once or for each job of a sweep.
+
+    Args:
+        command: one of `lit_data.commands.COMMANDS`.
+        overrides: Hydra overrides.
+        config_dir: folder of the user's own groups and experiments.
+        packages: packages whose targets are allowed too.
+        multirun: run every combination of swept values.
+
+    Raises:
+        LitDataError: as the check or a job of a sweep raises it.
+        SystemExit: a single job failed with the error that is its cause.
+    """
+    with open_hydra(config_dir) as hydra:
+        cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
+        sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
+        _check_writable(Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute())
+        flags = [word for name in packages for word in ("--package", name)]
+        flags += ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
+        task = functools.partial(_report_failure, flags=tuple(flags), packages=tuple(packages))
+        (hydra.multirun if sweeps else hydra.run)(
+            command, task, [*words, f"hydra.mode={'MULTIRUN' if sweeps else 'RUN'}"]
+        )
+
+
+def print_config(
+    command: str,
+    overrides: Sequence[str],
+    *,
+    part: str,
+    resolve: bool = False,
+    config_dir: str | None = None,
+    packages: Sequence[str] = (),
+    multirun: bool = False,
+) -> None:
+    """Print the composed configuration as YAML.
+
+    Args:
+        command: one of `lit_data.commands.COMMANDS`.
+        overrides: Hydra overrides.
+        part: `job` without Hydra's node, `hydra` for that node alone, `all` for both.
+        resolve: replace interpolations by their values.
+        config_dir: folder of the user's own groups and experiments.
+        packages: packages whose targets are allowed too.
+        multirun: print the first job of a sweep.
+
+    Raises:
+        ConfigError: the configuration is refused.
+    """
+    with open_hydra(config_dir) as hydra:
+        cfg, _ = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
+        keys = [str(key) for key in cfg if part == "all" or (key == "hydra") == (part == "hydra")]
+        chosen = OmegaConf.masked_copy(cfg, keys)
+        chosen._set_parent(cfg)
+        print(OmegaConf.to_yaml(chosen, resolve=resolve), end="")
+
+
+def _report_failure(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
+    try:
+        run_job(cfg, flags=flags, packages=packages)
+    except LitDataError as error:
+        if HydraConfig.get().mode is RunMode.MULTIRUN:  # the sweep goes on; its end raises the first failure
+            log.error("this job failed: %s", error)
+            raise
+        raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
+
+
+def _check_writable(folder: Path) -> None:
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise StoreError(f"the run folder {folder} cannot be made: {parent} is not a writable folder. Set paths.runs.")

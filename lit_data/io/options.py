@@ -1,0 +1,80 @@
+"""How an image file becomes pixels: one set of rules for every file of a data set."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
+
+from lit_data.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Rules for turning a file into pixels.
+
+    Attributes:
+        page: Which page of a TIFF to read, from 0; None refuses files of several pages.
+        alpha: ``drop`` leaves alpha channels out, ``error`` refuses images that have one.
+        exif: ``ignore`` keeps the rows as stored, ``apply`` turns the image as its EXIF or TIFF orientation says.
+        palette: ``expand`` gives the three colours of a palette image, ``index`` its numbers, ``error`` refuses it.
+        nan_fill: Replaces NaN and infinite pixels; None makes them an error in strict reading.
+        strict_extension: Refuse a file whose name does not fit its content; otherwise that is a note.
+        max_pixels: Largest height x width; the default is the size above which Pillow refuses an image.
+        max_image_bytes: Largest decoded image.
+        cv2_order: Give the first three channels of a PNG, JPEG, BMP or TIFF as B, G, R like ``cv2.imread``, for sets
+            whose owners counted channels so. ``.npy`` files, which OpenCV does not read, keep their order.
+        gray_to_rgb: Copy a single channel into three.
+        equal_channels: ``collapse`` turns channels that are all equal into one and refuses channels that differ.
+        as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32, uint32 and wider).
+    """
+
+    page: int | None = None
+    alpha: Literal["error", "drop"] = "error"
+    exif: Literal["ignore", "apply"] = "ignore"
+    palette: Literal["error", "expand", "index"] = "expand"
+    nan_fill: float | None = None
+    strict_extension: bool = False
+    max_pixels: int = 178_956_970
+    max_image_bytes: int = 4 * 2**30
+    cv2_order: bool = False
+    gray_to_rgb: bool = False
+    equal_channels: Literal["keep", "collapse"] = "keep"
+    as_float: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+        for name in ("max_pixels", "max_image_bytes"):
+            _check_whole(name, getattr(self, name), least=1)
+        if self.page is not None:
+            _check_whole("page", self.page, least=0)
+        if self.nan_fill is not None and not math.isfinite(self.nan_fill):
+            raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
+        if self.gray_to_rgb and self.equal_channels == "collapse":
+            raise ConfigError('gray_to_rgb=True and equal_channels="collapse" undo each other; choose one')
+
+    def fingerprint(self) -> str:
+        """The options as JSON with sorted keys: equal options give equal text in every process and release."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def _check_whole(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+_CHOICES = {
+    "alpha": ("error", "drop"),
+    "exif": ("ignore", "apply"),
+    "palette": ("error", "expand", "index"),
+    "equal_channels": ("keep", "collapse"),
+}
+_SWITCHES = tuple(field.name for field in fields(ReadOptions) if field.type is bool)
+
+DEFAULT_READ = ReadOptions()
+"""The rules that hold when nothing is said."""

@@ -1,0 +1,45 @@
+"""A progress bar that stays away from short work."""
+
+import time
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+T = TypeVar("T")
+DELAY_S = 2.0
+
+
+def track(items: Iterable[T], what: str, total: int, *, enabled: bool = True) -> Generator[T, None, None]:
+    """Pass the items on, and show a bar on stderr once the work has taken longer than ``DELAY_S``.
+
+    Args:
+        items: What to pass on.
+        what: One or two words in front of the bar.
+        total: How many items there will be.
+        enabled: False shows nothing.
+    """
+    started_s = time.monotonic()
+    bar: Progress | None = None
+    try:
+        for done, item in enumerate(items, start=1):
+            yield item
+            if bar is None and enabled and time.monotonic() - started_s > DELAY_S:
+                bar = _start_bar(what, total)
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=done)
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _start_bar(what: str, total: int) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    bar.add_task(what, total=total)
+    bar.start()
+    return bar

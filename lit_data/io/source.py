@@ -1,0 +1,94 @@
+"""Opening a user's file: what may be opened, and how every failure comes to name the file."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from lit_data.errors import DataError, LitDataError
+from lit_data.io.problems import escape, show_path
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn every error inside the block into a ``DataError`` that starts with the path.
+
+    Raises:
+        DataError: anything was raised in the block, by us or by a library.
+    """
+    name = show_path(path)
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error.__cause__
+    except LitDataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{name}: {_describe_os_error(error)}") from error
+    except Exception as error:  # libraries raise anything at all on damaged files
+        raise DataError(f"{name}: cannot be read ({type(error).__name__}: {escape(str(error))[:200]})") from error
+
+
+@contextmanager
+def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a regular file that is not empty; errors inside the block name it as in ``naming``.
+
+    Raises:
+        DataError: missing, empty, unreadable, a broken link, or not a regular file (then it is not even opened: opening
+            a FIFO would wait for ever).
+    """
+    with naming(path):
+        check_regular(path)
+        with Path(path).open("rb") as stream:
+            yield stream
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse what is not a regular file with content, without opening it.
+
+    Raises:
+        DataError: says what the path is instead, without naming it.
+    """
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise DataError(describe_missing(path, error)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"not a regular file ({_kind_of(status.st_mode)})")
+    if status.st_size == 0:
+        raise DataError("0 bytes")
+
+
+def describe_missing(path: str | os.PathLike[str], error: OSError) -> str:
+    """Say why ``stat`` failed: a link that leads nowhere, nothing there, or what the system answers."""
+    if Path(path).is_symlink():
+        target = show_path(Path(path).readlink())
+        return f"a link that loops, to {target}" if error.errno == errno.ELOOP else f"a broken link to {target}"
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"no such file; the nearest folder that exists is {show_path(nearest_existing(path))}"
+    return _describe_os_error(error)
+
+
+def nearest_existing(path: str | os.PathLike[str]) -> Path:
+    """The deepest parent of a missing path that exists, for a message about a misspelt name."""
+    return next(parent for parent in Path(path).absolute().parents if parent.exists())
+
+
+def _describe_os_error(error: OSError) -> str:
+    if error.errno is None:
+        return f"cannot be read ({type(error).__name__}: {escape(str(error))[:200]})"
+    return f"cannot be read, {errno.errorcode.get(error.errno, error.errno)} ({os.strerror(error.errno)})"
+
+
+def _kind_of(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "of unknown kind")

@@ -1,0 +1,175 @@
+"""The header of a decoded store: a small JSON file that is written in one canonical form and believed in nothing.
+
+What may stand in it follows the rules of safetensors (https://github.com/huggingface/safetensors#format): a bounded
+size, a closed list of dtypes, no key twice, and lengths that the other files are measured against.
+"""
+
+import dataclasses
+import json
+import os
+import stat
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_data.errors import StoreCorruptError, StoreError
+from lit_data.io.problems import show_path
+
+HEADER_NAME = "header.json"
+INDEX_NAME = "index.bin"
+PIXELS_NAME = "pixels.bin"
+VERSION = 1
+"""Version of the layout of all files of a store; part of every key."""
+
+DTYPES = ("uint8", "uint16", "int16", "float32")
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_LENGTH = 2**63 - 1
+CHECKSUM = "header_crc32"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHeader:
+    """The facts of one store.
+
+    Args:
+        key: SHA-256 of everything the store was made from.
+        dtype: Dtype of all pixels, one of ``DTYPES``; stored little-endian.
+        channels: Channels of every image.
+        images: Number of images.
+        sources: Number of source files.
+        pixels_bytes: Length of the pixel file.
+        names_bytes: Length of the joined source paths at the end of the index file.
+        index_crc32: CRC-32 of the index file.
+        decoder: Fingerprint of the decoder.
+        on_bad: What was asked for bad sources: ``error`` or ``skip``.
+        notes: How many images the decoder had each remark about.
+        skipped: (first path, what is wrong) of each source left out.
+        version: Layout version.
+    """
+
+    key: str
+    dtype: str
+    channels: int
+    images: int
+    sources: int
+    pixels_bytes: int
+    names_bytes: int
+    index_crc32: int
+    decoder: str
+    on_bad: str
+    notes: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        checks = {
+            "version": type(self.version) is int and self.version == VERSION,
+            "dtype": self.dtype in DTYPES,
+            "channels": _is_length(self.channels) and self.channels < 2**32,
+            "images": _is_length(self.images),
+            "sources": _is_length(self.sources) and self.sources >= self.images,
+            "pixels_bytes": _is_length(self.pixels_bytes),
+            "names_bytes": _is_length(self.names_bytes),
+            "index_crc32": type(self.index_crc32) is int and 0 <= self.index_crc32 < 2**32,
+            "notes": all(isinstance(note, str) and _is_length(count) for note, count in self.notes.items()),
+            "skipped": all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in self.skipped),
+        }
+        checks |= {name: isinstance(getattr(self, name), str) for name in ("key", "decoder", "on_bad")}
+        wrong = [f"{name} is {getattr(self, name)!r:.80}" for name, is_right in checks.items() if not is_right]
+        if wrong:
+            raise ValueError(", ".join(wrong))
+
+    def encode(self) -> bytes:
+        """Return the one canonical JSON text of this header, its own CRC-32 included."""
+        fields = dataclasses.asdict(self)
+        return _dump(fields | {CHECKSUM: zlib.crc32(_dump(fields))})
+
+    @property
+    def item_dtype(self) -> np.dtype[np.generic]:
+        """NumPy dtype of the pixels as stored."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+
+def read_header(folder: Path) -> StoreHeader:
+    """Read and check the header of the store in ``folder``.
+
+    Raises:
+        StoreError: There is no store, or it cannot be read.
+        StoreCorruptError: The header is not one that this version wrote.
+    """
+    path = folder / HEADER_NAME
+    if not is_there(folder):
+        raise StoreError(f"no decoded store at {show_path(folder)}; run `python -m lit_data prepare` to make it")
+    fd = open_regular(path)
+    with os.fdopen(fd, "rb") as file:
+        raw = file.read(MAX_HEADER_BYTES + 1)
+    if len(raw) > MAX_HEADER_BYTES:
+        raise corrupt(path, f"expected at most {MAX_HEADER_BYTES} bytes, found more")
+    try:
+        fields = json.loads(raw, object_pairs_hook=_refuse_twice)
+        header = _build_header(fields)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise corrupt(path, f"not a header of version {VERSION} ({error!s:.200})") from error
+    if header.encode() != raw:
+        raise corrupt(path, "its bytes are not those that were written")
+    return header
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a store has been published at ``folder``; False also where that cannot be looked up."""
+    return os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir raises where a name is too long or a parent closed
+
+
+def open_regular(path: Path) -> int:
+    """Open a file of a store for reading, without waiting on a pipe or device that stands in its place.
+
+    Raises:
+        StoreError: It cannot be opened.
+        StoreCorruptError: It is missing or not a regular file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise corrupt(path, "expected a file, found nothing") from error
+    except OSError as error:
+        raise StoreError(f"{show_path(path)} cannot be read: {error.strerror}; check its permissions") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise corrupt(path, "not a regular file")
+    return fd
+
+
+def corrupt(path: Path, problem: str) -> StoreCorruptError:
+    """Make the error for a file of a store whose content is wrong."""
+    folder = show_path(path.parent)
+    return StoreCorruptError(
+        f"{show_path(path)}: {problem}; delete the folder {folder} and run `python -m lit_data prepare` again"
+    )
+
+
+def _build_header(fields: Any) -> StoreHeader:  # noqa: ANN401 - whatever a JSON text holds
+    expected = {field.name for field in dataclasses.fields(StoreHeader)} | {CHECKSUM}
+    if not isinstance(fields, dict) or fields.keys() != expected:
+        raise ValueError(f"expected the keys {sorted(expected)}")
+    del fields[CHECKSUM]
+    if not isinstance(fields["notes"], dict) or not isinstance(fields["skipped"], list):
+        raise ValueError("notes must be an object and skipped a list")
+    return StoreHeader(**(fields | {"skipped": tuple(tuple(pair) for pair in fields["skipped"])}))
+
+
+def _dump(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return fields
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and 0 < value <= MAX_LENGTH

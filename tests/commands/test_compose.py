@@ -1,0 +1,322 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from lit_data import commands
+from lit_data.commands.compose import check_run, compose
+from lit_data.commands.targets import instantiate
+from lit_data.commands.tree import open_hydra
+from lit_data.errors import ConfigError
+
+CONF = Path(commands.__file__).parents[1] / "conf"
+OWN_GROUPS = ("debug", "hydra", "hydra/hydra_logging", "hydra/job_logging", "logger", "paths", "trainer")
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a file of the user's own config folder and returns that folder."""
+
+    def write_file(name: str, text: str) -> Path:
+        path = tmp_path / "own" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return tmp_path / "own"
+
+    return write_file
+
+
+@pytest.mark.parametrize("command", list(commands.COMMANDS))
+def test_every_command_has_a_configuration(command: str) -> None:
+    cfg = compose(command)
+    assert cfg.command == command
+    assert "hydra" not in cfg
+    assert {"data", "model", "callbacks", "trainer", "logger", "paths", "name", "seed", "ckpt"} <= set(cfg)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [f"{group}={path.stem}" for group in OWN_GROUPS for path in sorted((CONF / group).glob("*.yaml"))],
+)
+def test_every_option_composes(word: str) -> None:
+    assert compose("fit", [word]).command == "fit"
+
+
+@pytest.mark.parametrize("group", ["experiment", "debug"])
+def test_plus_before_an_optional_group_may_be_left_out(group: str) -> None:
+    option = {"experiment": "stripe", "debug": "fast"}[group]
+    assert compose("fit", [f"{group}={option}"]) == compose("fit", [f"+{group}={option}"])
+
+
+def test_run_folder_and_logging_follow_the_command() -> None:
+    with open_hydra() as hydra:
+        cfg, words = check_run(hydra, "show", ["name=mine", "paths.runs=/out", "experiment=stripe"])
+        node = OmegaConf.to_container(cfg.hydra, resolve=False)
+        assert cfg.hydra.run.dir.startswith("/out/show/mine/")
+        assert cfg.hydra.sweep.dir.startswith("/out/show/mine/")
+    assert isinstance(node, dict)
+    assert words == ["name=mine", "paths.runs=/out", "+experiment=stripe"]
+    assert node["job"]["chdir"] is False
+    assert node["output_subdir"] == ".hydra"
+    assert node["job_logging"]["root"] == {"level": "INFO", "handlers": ["console", "file"]}
+    assert node["job_logging"]["formatters"]["terminal"]["format"] == "%(message)s"
+
+
+def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
+    folder = write("mine.yaml", "a: 3\n")
+    before = HydraConfig.instance().cfg
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        outer = GlobalHydra.instance().hydra
+        compose("fit")
+        assert GlobalHydra.instance().hydra is outer
+        assert hydra_compose("mine").a == 3
+    assert HydraConfig.instance().cfg is before
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        # keys: the nearest last part, in the same node first
+        ("data.loader.bacth_size=4", "unknown key 'data.loader.bacth_size'. Did you mean 'data.loader.batch_size'?"),
+        ("data.bacth_size=4", "unknown key 'data.bacth_size'. Did you mean 'data.loader.batch_size'?"),
+        ("batch_size=4", "unknown key 'batch_size'. Did you mean 'data.loader.batch_size'?"),
+        ("trainer.max_epoch=4", "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?"),
+        ("~trainer.max_epoch", "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?"),
+        ("sed=4", "unknown key 'sed'. Did you mean 'seed'?"),
+        ("+sed=4", "unknown key 'sed'. Did you mean 'seed'? No command reads it."),
+        ("hydra.rum.dir=x", "unknown key 'hydra.rum.dir'. Did you mean 'hydra.run.dir'?"),
+        ("zzzzzz=4", "unknown key 'zzzzzz'."),
+        # groups and their options
+        ("experimnt=stripe", "unknown key 'experimnt'. Did you mean 'experiment'?"),
+        ("+experimnt=stripe", "unknown key 'experimnt'. Did you mean 'experiment'? No command reads it."),
+        ("trainr=cpu", "unknown key 'trainr'. Did you mean 'trainer'?"),
+        ("trainer=gpuu", "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: auto, cpu, gpu."),
+        ("trainer=zzz", "unknown option 'zzz' of 'trainer'. There are: auto, cpu, gpu."),
+        ("hydra/launcher=joblib", "unknown option 'joblib' of 'hydra/launcher'. There is: basic."),
+        ("logger=null", "'logger=null': 'logger' is a group; choose one of: default, none."),
+        ("+trainer=cpu", "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to replace it."),
+        # values
+        ("trainer=[a", "cannot read the override 'trainer=[a' (no viable alternative at input '[a'). Write key=value."),
+        ("seed", "cannot read the override 'seed' (missing EQUAL at '<EOF>'). Write key=value."),
+        (
+            "seed=1,2",
+            "'seed=1,2' has several values: add -m to run each, write key=[a,b] for a list or quote the value.",
+        ),
+        ("trainer.devices=???", "'trainer.devices' has no value yet: write trainer.devices=VALUE."),
+        ("seed=???", "'seed' has no value yet: write seed=VALUE."),
+        ("trainer.devices=${sed}", "'trainer.devices': Interpolation key 'sed' not found. Did you mean 'seed'?"),
+        ("trainer.devices=${trainer.devices}", "'trainer.devices': Recursive interpolation detected."),
+        ("trainer.devices=${nothing:}", "'trainer.devices': Unsupported interpolation type nothing."),
+        (
+            "hydra.mode=x",
+            "'hydra.mode': Error merging override hydra.mode=x Invalid value 'x', expected one of [RUN, MULTIRUN].",
+        ),
+        ("command=test", "'command' is 'test', but the first word on the command line says 'fit'."),
+    ],
+)
+def test_mistake_is_named_in_one_line(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("fit", [word])
+    assert str(caught.value) == message
+
+
+def test_misspelt_experiment_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown experiment 'strpe'\. Did you mean 'stripe'\? There (is|are): "):
+        compose("fit", ["experiment=strpe"])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "data=../../etc/passwd",
+        "data=/etc/passwd",
+        "data='~/data'",
+        "data='../x'",
+        "+experiment=../x",
+        "+experiment=[stripe,../x]",
+        "data@model=../x",
+        "hydra/launcher=../x",
+        "trainer=a/../../x",
+        "trainer=\\\\host\\x",
+    ],
+)
+def test_option_outside_its_group_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"an option is a name of the group '.*', without '\.\.' or a leading '/'\.$"):
+        compose("fit", [word])
+
+
+def test_defaults_list_that_leaves_the_folders_is_refused(write: Write) -> None:
+    write("../secret.yaml", "seed: 5\n")
+    folder = write("experiment/mine.yaml", "# @package _global_\ndefaults:\n  - /../secret\n")
+    with pytest.raises(ConfigError, match=r"^the defaults list names '.*\.\./secret': '\.\.' leaves the configuration"):
+        compose("fit", ["experiment=mine"], config_dir=folder)
+
+
+def test_own_folder_joins_the_packaged_groups(write: Write) -> None:
+    write("trainer/slow.yaml", "defaults:\n  - auto\n  - _self_\nmax_epochs: 99\n")
+    folder = write(
+        "experiment/deep/mine.yaml", "# @package _global_\ndefaults:\n  - override /trainer: slow\nname: mine\n"
+    )
+    by_option = compose("fit", ["experiment=deep/mine"], config_dir=folder)
+    by_search_path = compose("fit", [f"hydra.searchpath=[{folder}]", "experiment=deep/mine"])
+    assert by_option == by_search_path
+    assert (by_option.name, by_option.trainer.max_epochs, by_option.trainer.devices) == ("mine", 99, 1)
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--config-dir .*gone: there is no such folder\.$"):
+        compose("fit", config_dir=tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"path=.*gone is not available\.$"):
+        compose("fit", [f"hydra.searchpath=[{tmp_path}/gone]"])
+
+
+def test_own_file_that_would_never_be_read_is_refused(write: Write) -> None:
+    folder = write("trainer/cpu.yaml", "max_epochs: 99\n")
+    with pytest.raises(
+        ConfigError, match=r"trainer/cpu\.yaml would never be read, for lit_data has a file of that name"
+    ):
+        compose("fit", config_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# @package _global_\nsed: 3\n", r"^unknown key 'sed'\. Did you mean 'seed'\? No command reads it\.$"),
+        ("seed: 3\n", r"^the file chosen for 'experiment' must start with the line '# @package _global_'\.$"),
+        ("# @package _global_\nseed: ${sed}\n", r"^'.*': Interpolation key 'sed' not found\. Did you mean 'seed'\?$"),
+        ("# @package _global_\nseed: [1,\n", r"expected the node content"),
+        (
+            "# @package _global_\ndefaults:\n  - override /trainer: cpuu\n",
+            r"'cpuu' of 'trainer'\. Did you mean 'cpu'\?",
+        ),
+        ("# @package _global_\ndefaults: 3\n", r"defaults must be a list"),
+        ("# @package _global_\nhydra:\n  searchpath: [/tmp]\n", r"Overriding hydra\.searchpath is only supported"),
+        ("# @package _global_\nmodel:\n  _target_: os.system\n", r"^'model\._target_' is 'os\.system', which is not"),
+    ],
+)
+def test_mistake_in_an_experiment_is_named(write: Write, text: str, message: str) -> None:
+    folder = write("experiment/mine.yaml", text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose("fit", ["experiment=mine"], config_dir=folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_own_key_may_be_used_in_interpolations(write: Write) -> None:
+    folder = write("experiment/mine.yaml", "# @package _global_\nepochs: 3\ntrainer:\n  max_epochs: ${epochs}\n")
+    assert compose("fit", ["experiment=mine"], config_dir=folder).trainer.max_epochs == 3
+
+
+def test_value_that_an_experiment_asks_for_must_be_given(write: Write) -> None:
+    folder = write("experiment/mine.yaml", "# @package _global_\ntrainer:\n  max_epochs: ???\n")
+    write("experiment/also.yaml", "# @package _global_\ntrainer:\n  max_epochs: 7\n")
+    with pytest.raises(
+        ConfigError, match=r"^'trainer\.max_epochs' has no value yet: write trainer\.max_epochs=VALUE\.$"
+    ):
+        compose("fit", ["experiment=mine"], config_dir=folder)
+    given = compose("fit", ["experiment=mine", "trainer.max_epochs=5"], config_dir=folder)
+    assert given.trainer.max_epochs == 5
+    given = compose("fit", ["experiment=[mine,also]"], config_dir=folder)
+    assert given.trainer.max_epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # plugins and callbacks, which Hydra instantiates
+        (["hydra.launcher._target_=os.system"], r"'hydra\.launcher\._target_' is 'os\.system'"),
+        (
+            ["hydra.sweeper._target_=hydra_plugins"],
+            r"'hydra\.sweeper\._target_' is 'hydra_plugins'.* there is no|not allowed",
+        ),
+        (["+hydra.callbacks.x._target_=hydra.utils.get_method"], r"'hydra\.callbacks\.x\._target_'"),
+        (
+            ["+hydra.callbacks.x={_target_: hydra._internal.core_plugins.basic_launcher.log.info}"],
+            "neither a class nor",
+        ),
+        (["+hydra.callbacks.x={_target_: hydra._internal.core_plugins.basic_launcher.Path}"], "is really 'pathlib"),
+        # log handlers, which logging.config instantiates
+        (["hydra.job_logging.handlers.console.class=subprocess.Popen"], "'subprocess.Popen', which is not allowed"),
+        (["hydra.job_logging.handlers.console.stream=ext://os.environ"], "'ext://os.environ', which is not allowed"),
+        # what child processes load
+        (["+hydra.job.env_set.LD_PRELOAD=/x.so"], r"'hydra\.job\.env_set\.LD_PRELOAD' is not allowed"),
+        (["+hydra.job.env_set.PYTHONPATH=/x"], r"'hydra\.job\.env_set\.PYTHONPATH' is not allowed"),
+    ],
+)
+def test_hydra_node_is_checked(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose("fit", words)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("job_logging:\n    handlers:\n      x: {'()': os.system, command: id}\n", "os.system"),
+        ("hydra_logging:\n    filters:\n      x: {'()': numpy.load}\n", "numpy.load"),
+        (
+            "job_logging:\n    handlers:\n      x: {class: logging.handlers.QueueHandler}\n",
+            "logging.handlers.QueueHandler",
+        ),
+        ("job_logging:\n    handlers:\n      x: {class: logging.StreamHandler, queue: os.system}\n", "os.system"),
+        ("job_logging:\n    loggers:\n      x: {handlers: ['cfg://handlers']}\n", "cfg://handlers"),
+    ],
+)
+def test_log_handlers_of_a_file_are_checked(write: Write, text: str, name: str) -> None:
+    folder = write("experiment/mine.yaml", f"# @package _global_\nhydra:\n  {text}")
+    with pytest.raises(ConfigError, match=f"'{name}', which is not allowed"):
+        compose("fit", ["experiment=mine"], config_dir=folder)
+
+
+def test_packages_are_allowed_by_the_caller_alone() -> None:
+    words = ["model={_target_: my_project.Model}"]
+    assert compose("fit", words, packages=["my_project"]).model._target_ == "my_project.Model"
+    with pytest.raises(ConfigError, match=r"'model\._target_' is 'my_project\.Model', which is not allowed"):
+        compose("fit", words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=stripe,evil"],
+        ["experiment=glob(e*)"],
+        ["seed=1,2", "experiment=choice(stripe,evil)"],
+        ["experiment=sweep"],
+    ],
+)
+def test_every_option_of_a_swept_group_is_checked(write: Write, words: list[str]) -> None:
+    evil = "# @package _global_\nhydra:\n  job_logging:\n    handlers:\n      console:\n        class: os.system\n"
+    write("trainer/evil.yaml", evil)
+    write("experiment/sweep.yaml", "# @package _global_\nhydra: {sweeper: {params: {trainer: 'cpu,evil'}}}\n")
+    folder = write("experiment/evil.yaml", evil)
+    with open_hydra(folder) as hydra, pytest.raises(ConfigError, match=r"'os\.system', which is not allowed"):
+        check_run(hydra, "fit", words, multirun=True)
+
+
+def test_first_job_of_a_sweep_is_returned() -> None:
+    with open_hydra() as hydra:
+        cfg, words = check_run(hydra, "fit", ["seed=range(4,9)", "trainer.devices=interval(2,3)"], multirun=True)
+        assert (cfg.seed, cfg.trainer.devices) == (4, 2.0)
+    assert words == ["seed=range(4,9)", "trainer.devices=interval(2,3)"]
+
+
+def test_sweep_without_values_is_refused() -> None:
+    with open_hydra() as hydra, pytest.raises(ConfigError, match=r"^'\+experiment=glob\(zzz\)' matches nothing\.$"):
+        check_run(hydra, "fit", ["experiment=glob(zzz)"], multirun=True)
+
+
+@pytest.mark.parametrize("word", ["trainer=auto", "trainer=cpu", "debug=fast", "debug=overfit", "debug=profiler"])
+def test_trainer_and_loggers_can_be_built(word: str, tmp_path: Path) -> None:
+    cfg = compose("fit", [word, "trainer.accelerator=cpu", f"paths.run={tmp_path}"])
+    loggers = instantiate(cfg.logger)
+    trainer = instantiate(cfg.trainer, logger=list(loggers.values()))
+    assert trainer.default_root_dir == str(tmp_path)
+    assert {name: Path(str(logger.log_dir)) for name, logger in loggers.items()} == {
+        name: tmp_path / name for name in ("csv", "tensorboard")
+    }
+    assert instantiate(compose("fit", ["logger=none"]).logger) == {}

@@ -1,0 +1,83 @@
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.commands.result import KEYS, write_summary
+from lit_data.errors import StoreError
+
+
+def test_summary_is_flat_and_ordered(tmp_path: Path) -> None:
+    path = write_summary(
+        tmp_path, "fit", "stripe", {"test/b": 0.5, "seconds": 2.0, "samples_sha256": "ab", "test/a": 1, "val/c": "x"}
+    )
+    assert path == tmp_path / "summary.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    assert list(values) == [*KEYS, "test/a", "test/b", "val/c"]
+    assert values == {
+        "command": "fit",
+        "experiment": "stripe",
+        "seconds": 2.0,
+        "samples_per_s": None,
+        "data_wait_fraction": None,
+        "peak_rss_bytes": None,
+        "samples_sha256": "ab",
+        "test/a": 1,
+        "test/b": 0.5,
+        "val/c": "x",
+    }
+
+
+def test_numbers_of_numpy_and_torch_become_plain_and_finite(tmp_path: Path) -> None:
+    metrics = {
+        "v/nan": math.nan,
+        "v/inf": -math.inf,
+        "v/f32": np.float32(0.5),
+        "v/i64": np.int64(7),
+        "v/tensor": torch.tensor(0.25),
+        "v/none": None,
+    }
+    values = json.loads(write_summary(tmp_path, "test", "x", metrics).read_text(encoding="utf-8"))
+    assert {key: values[key] for key in metrics} == {
+        "v/nan": None,
+        "v/inf": None,
+        "v/f32": 0.5,
+        "v/i64": 7,
+        "v/tensor": 0.25,
+        "v/none": None,
+    }
+
+
+def test_key_without_a_stage_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"summary key 'loss' is neither one of command, .* nor of the form stage/name"
+    ):
+        write_summary(tmp_path, "fit", "stripe", {"loss": 1.0})
+
+
+def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_summary(tmp_path, "fit", "old", {})
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(
+        StoreError, match=r"cannot write .*summary\.json: No space left on device\. Free the folder or set"
+    ):
+        write_summary(tmp_path, "fit", "new", {})
+    assert json.loads(path.read_text(encoding="utf-8"))["experiment"] == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_file_mode_follows_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = write_summary(tmp_path, "fit", "x", {})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640

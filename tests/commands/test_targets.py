@@ -1,0 +1,302 @@
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lit_data.commands import locate
+from lit_data.commands.targets import allow_packages, check_targets, instantiate
+from lit_data.errors import ConfigError, DataError
+from lit_data.grid import PatchGrid
+
+GRID = {"_target_": "lit_data.grid.PatchGrid", "heights_px": 976, "widths_px": 176, "patch_px": 128, "stride_px": 112}
+
+HOSTILE_NAMES = [
+    # run programs or Python text
+    "os.system",
+    "posix.system",
+    "subprocess.Popen",
+    "subprocess.check_output",
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.__import__",
+    "runpy.run_path",
+    "importlib.import_module",
+    "ctypes.CDLL",
+    "webbrowser.open",
+    # unpickle
+    "pickle.loads",
+    "torch.load",
+    "torch.hub.load",
+    "torch.jit.load",
+    "numpy.load",
+    # write, delete, talk
+    "shutil.rmtree",
+    "pathlib.Path.unlink",
+    "builtins.open",
+    "socket.socket",
+    # find any of these by another name
+    "logging.os.system",
+    "functools.partial",
+    "operator.methodcaller",
+    "hydra.utils.get_method",
+    "hydra.utils.instantiate",
+    "hydra._internal.utils._locate",
+    "lit_data.commands.targets.instantiate",
+    "lit_data.commands.targets.sys.modules",
+    "lit_data.cli.main",
+    "lit_data.cli.sys.modules",
+    "torch.nn.Module.__init__.__globals__",
+    "torch.optim.__builtins__.eval",
+    "lightning.pytorch.cli.LightningCLI",
+    "lightning.pytorch.core.saving.pl_load",
+    "lightning.fabric.utilities.cloud_io._load",
+    # look like an allowed name
+    "lit_data",
+    "lit_datax.module.Class",
+    "torch.nnx.Class",
+    ".lit_data.grid.PatchGrid",
+    "..lit_data.grid.PatchGrid",
+    "lit_data..grid.PatchGrid",
+    "lit_data.grid.PatchGrid.",
+    " lit_data.grid.PatchGrid",
+    "lit_data.grid.PatchGrid\n",
+    "lit_data .grid.PatchGrid",
+    "lit_data/grid.PatchGrid",
+    "lit_data:grid.PatchGrid",
+    "l\u0456t_data.grid.PatchGrid",  # Cyrillic i
+    "lit_data\u2024grid.PatchGrid",  # one dot leader
+    "\uff4cit_data.grid.PatchGrid",  # full-width l, which Python itself would read as l
+    "",
+    # no name at all
+    None,
+    3,
+    True,
+    ["os.system"],
+    {"name": "os.system"},
+]
+
+
+@pytest.fixture
+def no_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"imported {name}")
+
+    monkeypatch.setattr(locate, "import_module", refuse)
+
+
+@pytest.mark.usefixtures("no_import")
+@pytest.mark.parametrize("target", HOSTILE_NAMES)
+def test_hostile_name_is_refused_before_import(target: object) -> None:
+    for cfg in (
+        {"model": {"_target_": target}},
+        {"callbacks": [{"deep": {"_target_": target}}]},
+        {"model": {"_target_": "lit_data.grid.PatchGrid", "inner": {"_target_": target}}},
+        {"hydra": {"launcher": {"_target_": target}}},
+    ):
+        with pytest.raises(ConfigError, match=r"_target_' is .* not allowed"):
+            check_targets(OmegaConf.create(cfg))
+    with pytest.raises(ConfigError, match=r"_target_' is .* not allowed"):
+        instantiate({"_target_": target})
+
+
+@pytest.mark.usefixtures("no_import")
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        {"name": "os.system", "model": {"_target_": "${name}"}},
+        {"model": {"_target_": "${oc.decode:os.system}"}},
+        {"model": {"_target_": "lit_data.${name}", "x": 1}, "name": "cli.main"},
+        {"model": "${other}", "other": {"_target_": "os.system"}},
+        {"model": "${oc.create:'{_target_: os.system}'}"},
+    ],
+)
+def test_target_behind_an_interpolation_is_refused(cfg: dict[str, Any]) -> None:
+    tree = OmegaConf.create(cfg)
+    with pytest.raises(ConfigError, match="not allowed"):
+        check_targets(tree)
+    with pytest.raises(ConfigError, match="not allowed"):
+        instantiate(tree.model)
+
+
+def test_refusal_names_key_target_and_what_is_allowed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_targets(OmegaConf.create({"a": {"b": [{"_target_": "os.system"}]}}))
+    assert str(caught.value).startswith(
+        "'a.b[0]._target_' is 'os.system', which is not allowed. Allowed is what lies below"
+    )
+    assert str(caught.value).endswith("--package NAME.")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        # modules reached through another module
+        "lit_data.grid.np.load",
+        "lit_data.rng.np.save",
+        "torch.nn.functional.torch.load",
+        "lightning.pytorch.callbacks.model_checkpoint.os.system",
+        "lightning.pytorch.callbacks.model_checkpoint.shutil.rmtree",
+        # objects that live elsewhere
+        "lit_data.grid.dataclass",
+        "torch.nn.functional.handle_torch_function",
+        # methods, of which some unpickle
+        "lightning.pytorch.demos.boring_classes.BoringModel.load_from_checkpoint",
+        "lightning.pytorch.Trainer.fit",
+        # neither class nor function
+        "lit_data.grid.PatchGrid.count",
+        "lit_data.types.Stage",
+    ],
+)
+def test_alias_is_refused_and_not_called(target: str) -> None:
+    with pytest.raises(ConfigError, match=r"is another name of|is really|neither a class nor a function"):
+        instantiate({"_target_": target})
+
+
+def test_text_that_looks_like_an_interpolation_stays_text() -> None:
+    node = OmegaConf.create(
+        {"_target_": "lit_data.errors.DataError", "_args_": [r"\${oc.create:'{_target_: os.system}'}"]}
+    )
+    assert str(instantiate(node)) == "${oc.create:'{_target_: os.system}'}"
+
+
+def test_hydra_names_are_allowed_below_hydra_alone() -> None:
+    launcher = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+    check_targets(OmegaConf.create({"hydra": {"launcher": launcher}}))
+    with pytest.raises(ConfigError, match=r"'model._target_'"):
+        check_targets(OmegaConf.create({"model": launcher}))
+    with pytest.raises(ConfigError, match=r"'hydra.launcher._target_'"):
+        check_targets(OmegaConf.create({"hydra": {"launcher": GRID}}))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.optim.Adam",
+        "torch.optim.lr_scheduler.CosineAnnealingLR",
+        "torch.nn.Conv2d",
+        "torchmetrics.classification.BinaryAveragePrecision",
+        "lightning.pytorch.Trainer",
+        "lightning.pytorch.callbacks.ModelCheckpoint",
+        "lightning.pytorch.loggers.CSVLogger",
+        "lightning.pytorch.profilers.SimpleProfiler",
+        "lightning.pytorch.strategies.DDPStrategy",
+        "lightning.pytorch.plugins.environments.LightningEnvironment",
+        "kornia.augmentation.RandomHorizontalFlip",
+    ],
+)
+def test_allowed_class_is_found_under_its_own_name(target: str) -> None:
+    node = {"_target_": target, "_partial_": True}
+    check_targets(node)
+    made = instantiate(node)
+    assert isinstance(made, partial)
+    assert made.func.__name__ == target.rpartition(".")[2]
+
+
+def test_instantiate_builds_nested_nodes_and_hands_out_plain_data() -> None:
+    cfg = OmegaConf.create(
+        {"size": 176, "node": {"first": [{**GRID, "widths_px": "${size}"}], "rest": {"a": [1, "x"]}}}
+    )
+    made = instantiate(cfg.node)
+    assert isinstance(made["first"][0], PatchGrid)
+    assert made["rest"] == {"a": [1, "x"]}
+    assert type(made) is dict
+    assert type(made["rest"]["a"]) is list
+
+
+def test_instantiate_takes_further_arguments() -> None:
+    node = {key: value for key, value in GRID.items() if key not in ("stride_px", "patch_px")}
+    assert len(instantiate(OmegaConf.create(node), patch_px=128, stride_px=112)) == len(instantiate(GRID))
+
+
+def test_instantiate_of_none_is_none() -> None:
+    assert instantiate(None) is None
+
+
+def test_partial_binds_arguments() -> None:
+    made = instantiate({**GRID, "_partial_": True})
+    assert made.func is PatchGrid
+    assert made.keywords == {key: value for key, value in GRID.items() if key != "_target_"}
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (
+            {**GRID, "strid_px": 3},
+            r"^unknown key 'grid\.strid_px': PatchGrid has no such argument\. Did you mean 'grid\.stride_px'\?$",
+        ),
+        ({**GRID, "zzz": 3}, r"^unknown key 'grid\.zzz': PatchGrid has no such argument\.$"),
+        ({"_target_": "lit_data.grid.PatchGrid"}, r"^'grid': PatchGrid: missing a required argument: 'heights_px'\.$"),
+        ({**GRID, "_args_": "xy"}, r"^'grid\._args_' is 'xy'; it must be a list\.$"),
+        ({**GRID, "_partial_": "yes"}, r"^'grid\._partial_' is 'yes'; it must be true or false\.$"),
+        ({**GRID, "_convert_": "all"}, r"^'grid\._convert_' is not known"),
+        ({**GRID, "_recursive_": False}, r"^'grid\._recursive_' is not known"),
+        (
+            {"_target_": "lit_data.grid.PatchGird"},
+            r"there is no 'lit_data\.grid\.PatchGird'\. Did you mean 'PatchGrid'\?$",
+        ),
+        ({"_target_": "lit_data.gird.PatchGrid"}, r"there is no 'lit_data\.gird'\. Did you mean 'grid'\?$"),
+        (
+            {"_target_": "lightning.pytorch.Trainer", "accelerator": "gpx"},
+            r"^'grid': Trainer refuses its arguments: .*gpx",
+        ),
+    ],
+)
+def test_instantiate_names_what_is_wrong(node: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        instantiate(OmegaConf.create({"grid": node}).grid)
+
+
+def test_unresolvable_node_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="Interpolation key 'nowhere' not found"):
+        instantiate(OmegaConf.create({"grid": {**GRID, "patch_px": "${nowhere}"}}).grid)
+
+
+@pytest.fixture
+def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_targets.py").write_text(
+        "from os import getcwd\n"
+        "from lit_data.errors import DataError\n"
+        "def refuse(): raise DataError('bad image')\n"
+        "def divide(): return 1 / 0\n"
+        "def needs(): pass\n"
+        "class Model:\n    def __init__(self, width): self.width = width\n"
+    )
+    (tmp_path / "own_needy.py").write_text("import package_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("own_targets", "own_needy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("own_package")
+def test_package_is_allowed_while_asked_for() -> None:
+    node = {"_target_": "own_targets.Model", "width": 3}
+    check_targets(node, ["own_targets"])
+    with allow_packages(["own_targets"]):
+        assert instantiate(node).width == 3
+        with pytest.raises(ConfigError, match=r"is really 'posix\.getcwd'|neither a class nor"):
+            instantiate({"_target_": "own_targets.getcwd"})
+    with pytest.raises(ConfigError, match="not allowed"):
+        instantiate(node)
+
+
+@pytest.mark.usefixtures("own_package")
+def test_errors_of_constructors_pass_through() -> None:
+    with allow_packages(["own_targets", "own_needy"]):
+        with pytest.raises(DataError, match=r"^bad image$"):
+            instantiate({"_target_": "own_targets.refuse"})
+        with pytest.raises(ZeroDivisionError):
+            instantiate({"_target_": "own_targets.divide"})
+        with pytest.raises(ConfigError, match="needs the package 'package_that_nobody_has'"):
+            instantiate({"_target_": "own_needy.Model"})
+    with allow_packages(["package_that_nobody_has"]), pytest.raises(ConfigError, match=r"Is it installed\?$"):
+        instantiate({"_target_": "package_that_nobody_has.Model"})
+
+
+@pytest.mark.parametrize("name", ["", ".", "a b", "../x", "os.", "__main__"])
+def test_package_name_is_checked(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a package name"), allow_packages([name]):
+        pass

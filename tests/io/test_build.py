@@ -1,0 +1,560 @@
+"""Building a decoded store in one process: what is written, when it is not, and what the errors say."""
+
+import errno
+import io
+import logging
+import os
+import re
+import shutil
+import stat
+import zlib
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_data.errors import (
+    ConfigError,
+    DataError,
+    StoreCorruptError,
+    StoreError,
+    StoreSpaceError,
+    StoreStaleError,
+)
+from lit_data.io import store_header
+from lit_data.io.decoders import DecodedSource, ImageSource
+from lit_data.io.store import DecodedStore
+from lit_data.io.store_header import PIXELS_NAME, VERSION
+
+FINGERPRINT = '{"format": 1, "read": {"alpha": "error", "page": null}}'
+Usage = namedtuple("Usage", "total used free")
+
+
+class NpyDecoder:
+    """Reads the first file as .npy. Other files are bad at their header, a first pixel of 66 or 77 at its pixels."""
+
+    def __init__(self, fingerprint: str = FINGERPRINT) -> None:
+        self.fingerprint = fingerprint
+        self.decoded: list[str] = []
+
+    def header(self, source: ImageSource) -> tuple[int, int, int, str]:
+        array = self._load(source.paths[0])
+        return (*array.shape, array.dtype.name)
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        self.decoded.append(Path(source.paths[0]).name)
+        array = self._load(source.paths[0])
+        if array.flat[0] == 66:
+            raise DataError(f"{source.paths[0]}: pixels are damaged")
+        if array.flat[0] == 77:
+            array = array[:, :1]
+        notes = (f"{source.paths[0]}: pixel 55",) if array.flat[0] == 55 else ()
+        return DecodedSource(array, notes, tuple(zlib.crc32(Path(path).read_bytes()) for path in source.paths))
+
+    def _load(self, path: str) -> np.ndarray:
+        raw = Path(path).read_bytes()
+        if not raw.startswith(b"\x93NUMPY"):
+            raise DataError(f"{path}: not an array")
+        return np.load(io.BytesIO(raw))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of six images 0.npy ... 5.npy, whose pixels are their number."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(6):
+        save(folder / f"{number}.npy", number)
+    return folder
+
+
+def save(path: Path, value: int, shape: tuple[int, ...] = (3, 4, 5), dtype: str = "uint8") -> None:
+    np.save(path, np.full(shape, value, dtype))
+
+
+def sources_of(folder: Path) -> list[ImageSource]:
+    return [ImageSource((str(path),)) for path in sorted(folder.iterdir())]
+
+
+def build(images: Path, *, decoder: NpyDecoder | None = None, **options: object) -> DecodedStore:
+    return DecodedStore.build(
+        sources_of(images), images.parent / "cache", decoder=decoder or NpyDecoder(), progress=False, **options
+    )
+
+
+def values(store: DecodedStore) -> list[int]:
+    return [int(store[number].flat[0]) for number in range(len(store))]
+
+
+def list_cache(images: Path) -> set[str]:
+    return {path.name for path in (images.parent / "cache").iterdir()} - {".lock"}
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in (folder, *folder.rglob("*"))}
+
+
+def test_every_image_is_decoded_once_and_in_order(images: Path) -> None:
+    decoder = NpyDecoder()
+    store = build(images, decoder=decoder, workers=3)
+    assert sorted(decoder.decoded) == [f"{number}.npy" for number in range(6)]
+    assert values(store) == list(range(6))
+    assert list_cache(images) == {store.key}
+    assert re.fullmatch("[0-9a-f]{64}", store.key)
+
+
+def test_second_build_opens_and_writes_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(images)
+    before = snapshot(images.parent)
+    opened = os.open
+
+    def open_to_read(path: str, flags: int, *more: int, **named: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", open_to_read)
+    for name in ("mkdir", "rename", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, refuse_with(errno.EROFS))
+    decoder = NpyDecoder()
+    second = build(images, decoder=decoder)
+    assert (second.key, values(second), decoder.decoded) == (first.key, list(range(6)), [])
+    assert snapshot(images.parent) == before
+
+
+def refuse_with(number: int) -> Callable[..., object]:
+    def refuse(*_: object, **__: object) -> object:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_folder_that_cannot_be_written(images: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(os, "mkdir", refuse_with(number))
+    message = (
+        rf"cache: a decoded store cannot be written there \({os.strerror(number)}\); make it writable.*paths.cache="
+    )
+    with pytest.raises(StoreError, match=message):
+        build(images)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_folder_without_write_permission(images: Path) -> None:
+    (images.parent / "cache").mkdir(mode=0o555)
+    with pytest.raises(StoreError, match="Permission denied"):
+        build(images)
+
+
+def test_cache_path_that_is_a_file(images: Path) -> None:
+    (images.parent / "cache").touch()
+    with pytest.raises(StoreError, match=r"cannot be written there \(File exists\); check the path and the disk"):
+        build(images)
+
+
+def test_cache_path_that_cannot_exist(images: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot be written there \(File name too long\); check the path"):
+        DecodedStore.build(sources_of(images), images.parent / ("x" * 300), decoder=NpyDecoder())
+    with pytest.raises(StoreError, match="no decoded store at"):
+        DecodedStore.open(images.parent / ("x" * 300))
+
+
+def test_bad_headers_are_all_listed_and_nothing_is_written(images: Path) -> None:
+    for name in ("1.npy", "4.npy"):
+        (images / name).write_text("no image")
+    with pytest.raises(DataError, match=r"2 of 6 images are bad:\n.*1.npy: not an array\n.*4.npy: not an array$"):
+        build(images)
+    assert not (images.parent / "cache").exists()
+
+
+def test_bad_pixels_are_all_listed_and_nothing_is_left(images: Path) -> None:
+    save(images / "1.npy", 66)
+    save(images / "4.npy", 77)
+    decoder = NpyDecoder()
+    message = (
+        r"2 of 6 images are bad:\n.*1.npy: pixels are damaged\n"
+        r".*4.npy: decoded to uint8 \(3, 1, 5\) but its header says uint8 \(3, 4, 5\)"
+    )
+    with pytest.raises(DataError, match=message):
+        build(images, decoder=decoder)
+    assert len(decoder.decoded) == 6
+    assert list_cache(images) == set()
+
+
+def test_file_that_goes_missing_between_header_and_decoding(images: Path) -> None:
+    class Remover(NpyDecoder):
+        def header(self, source: ImageSource) -> tuple[int, int, int, str]:
+            header = super().header(source)
+            if source.paths[0].endswith("2.npy"):
+                Path(source.paths[0]).unlink()
+            return header
+
+    with pytest.raises(DataError, match=r"1 of 6 images are bad:\n.*2.npy"):
+        build(images, decoder=Remover())
+
+
+def test_skip_leaves_bad_images_out_and_lists_them(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (images / "1.npy").write_text("no image")
+    save(images / "4.npy", 66)
+    store = build(images, on_bad="skip")
+    assert values(store) == [0, 2, 3, 5]
+    assert [Path(store.name(number)).name for number in range(4)] == ["0.npy", "2.npy", "3.npy", "5.npy"]
+    assert [(Path(path).name, problem.split(": ")[1]) for path, problem in store.skipped] == [
+        ("1.npy", "not an array"),
+        ("4.npy", "pixels are damaged"),
+    ]
+    assert store.verify() == []
+    assert (store.path / PIXELS_NAME).stat().st_size == 4 * 60
+    caplog.clear()
+    assert build(images, on_bad="skip").skipped == store.skipped
+    assert "skipped 2 bad images; the first: " in caplog.text
+
+
+def test_skip_with_nothing_left_is_an_error(images: Path) -> None:
+    for path in images.iterdir():
+        path.write_text("no image")
+    with pytest.raises(DataError, match="6 of 6 images are bad"):
+        build(images, on_bad="skip")
+
+
+def test_too_many_skipped_for_the_header(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (images / "1.npy").write_text("no image")
+    monkeypatch.setattr("lit_data.io.build.MAX_HEADER_BYTES", 100)
+    with pytest.raises(DataError, match=r"1 bad images are too many to skip; the first: .*1.npy: not an array"):
+        build(images, on_bad="skip")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((3, 4, 5), "uint16", r"do not fit into one store:\n.*2.npy: uint16, but .*/0.npy has uint8"),
+        ((1, 4, 5), "uint8", r"do not fit into one store:\n.*2.npy: 1 channel.*, but .*/0.npy has 3 channel"),
+        ((3, 4, 5), "float64", r"2.npy: dtype float64 is not allowed; allowed are uint8, uint16, int16, float32"),
+        ((3, 0, 5), "uint8", r"2.npy: shape \(3, 0, 5\) has no pixels"),
+    ],
+)
+def test_images_that_do_not_fit_together(images: Path, shape: tuple[int, ...], dtype: str, message: str) -> None:
+    save(images / "2.npy", 1, shape, dtype)
+    with pytest.raises(DataError, match=message):
+        build(images)
+    assert not (images.parent / "cache").exists()
+
+
+def test_no_images_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the list of images is empty; check the data folder"):
+        DecodedStore.build([], tmp_path / "cache", decoder=NpyDecoder())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers=0 is not allowed; give 1 or more threads"),
+        ({"on_bad": "ignore"}, "on_bad='ignore' is not allowed; give 'error' or 'skip'"),
+        ({"wait_s": -1}, "wait_s=-1 is not allowed; give 0 or more seconds"),
+    ],
+)
+def test_wrong_options(images: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(images, **options)
+
+
+def test_big_endian_pixels_are_stored_little_endian(images: Path) -> None:
+    for number in range(6):
+        np.save(images / f"{number}.npy", np.arange(6, dtype=">u2").reshape(1, 2, 3))
+    store = build(images)
+    np.testing.assert_array_equal(store[5], np.arange(6).reshape(1, 2, 3))
+    assert (store.path / PIXELS_NAME).read_bytes() == np.tile(np.arange(6, dtype="<u2"), 6).tobytes()
+
+
+def test_several_files_for_one_image(images: Path) -> None:
+    paths = sorted(map(str, images.iterdir()))
+    sources = [ImageSource(tuple(paths[:1])), ImageSource(tuple(paths[1:4])), ImageSource(tuple(paths[4:]))]
+    cache = images.parent / "cache"
+    store = DecodedStore.build(sources, cache, decoder=NpyDecoder())
+    assert [store.name(number) for number in range(3)] == [paths[0], paths[1], paths[4]]
+    assert store.verify() == []
+    save(images / "3.npy", 9)
+    assert len(store.verify()) == 1
+    regrouped = [ImageSource(tuple(paths[:3])), ImageSource(tuple(paths[3:]))]
+    assert DecodedStore.build(regrouped, cache, decoder=NpyDecoder()).key != store.key
+
+
+def test_names_that_are_not_utf8(images: Path) -> None:
+    (images / "0.npy").rename(os.fsdecode(os.fsencode(images) + b"/\xff\n.npy"))
+    store = build(images)
+    assert os.fsencode(store.name(5)).endswith(b"/\xff\n.npy")
+    assert store.verify() == []
+
+
+def test_folder_names_are_shown_escaped(images: Path) -> None:
+    folder = images.parent / "new\nline\udcff"
+    store = DecodedStore.build(sources_of(images), folder, decoder=NpyDecoder())
+    os.truncate(store.path / PIXELS_NAME, 7)
+    with pytest.raises(StoreCorruptError, match=r"/new\\nline\\xff/[0-9a-f]{64}/pixels.bin: expected 360 bytes"):
+        DecodedStore.open(store.path)
+
+
+def test_remarks_are_counted(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for name in ("2.npy", "3.npy"):
+        save(images / name, 55)
+    assert build(images).notes == {"pixel 55": 2}
+    assert "2 images: pixel 55" in caplog.text
+
+
+def test_space_is_stated(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    build(images)
+    assert re.search(r"store: 6 images, 1\.\d MB, free [\d.]+ .B in ", caplog.text)
+
+
+# --- stale stores ---------------------------------------------------------------------------------------------------
+
+
+def change_image(images: Path) -> dict[str, object]:
+    save(images / "2.npy", 9)
+    return {}
+
+
+def add_image(images: Path) -> dict[str, object]:
+    save(images / "6.npy", 9)
+    return {}
+
+
+def remove_image(images: Path) -> dict[str, object]:
+    (images / "5.npy").unlink()
+    return {}
+
+
+def change_options(images: Path) -> dict[str, object]:
+    return {"decoder": NpyDecoder(FINGERPRINT.replace("error", "drop"))}
+
+
+def change_fingerprint(images: Path) -> dict[str, object]:
+    return {"decoder": NpyDecoder("other")}
+
+
+def skip_bad(images: Path) -> dict[str, object]:
+    return {"on_bad": "skip"}
+
+
+CHANGES = [
+    (change_image, r"anew: files 1 changed \(first: .*/2.npy\)$"),
+    (add_image, r"anew: files 1 added \(first: .*/6.npy\)$"),
+    (remove_image, r"anew: files 1 removed \(first: .*/5.npy\)$"),
+    (change_options, r"anew: decoder.read.alpha 'error' -> 'drop'$"),
+    (change_fingerprint, r"anew: decoder '{.*}' -> 'other'$"),
+    (skip_bad, r"anew: on_bad 'error' -> 'skip'$"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+def test_a_change_rebuilds_and_says_why(
+    images: Path,
+    change: Callable[[Path], dict[str, object]],
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old = build(images)
+    options = change(images)
+    with pytest.raises(
+        StoreStaleError, match=message.replace("anew", "any more").replace("$", "; allow rebuilding, run .*prepare")
+    ):
+        build(images, rebuild=False, **options)
+    assert list_cache(images) == {old.key}
+    assert caplog.messages == []
+    new = build(images, **options)
+    assert list_cache(images) == {old.key, new.key}
+    assert len(caplog.messages) == 1
+    assert re.search("building the decoded store " + message, caplog.text.strip())
+    assert values(old) == list(range(6))
+
+
+def test_other_order_of_the_same_files(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(images)
+    sources = sources_of(images)[::-1]
+    store = DecodedStore.build(sources, images.parent / "cache", decoder=NpyDecoder())
+    assert values(store) == [5, 4, 3, 2, 1, 0]
+    assert caplog.messages[0].endswith("anew: the order or grouping of the files")
+
+
+def test_skipped_image_that_was_repaired(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (images / "1.npy").write_text("no image")
+    build(images, on_bad="skip")
+    save(images / "1.npy", 1)
+    caplog.clear()
+    assert values(build(images, on_bad="skip")) == list(range(6))
+    assert caplog.messages[0].endswith("anew: a file that was skipped")
+
+
+def test_first_build_needs_no_permission_to_rebuild(images: Path) -> None:
+    assert len(build(images, rebuild=False)) == 6
+
+
+def test_restored_time_is_found_by_verify_alone(images: Path) -> None:
+    path = images / "2.npy"
+    store = build(images)
+    status = path.stat()
+    save(path, 9)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert build(images, rebuild=False).key == store.key
+    (line,) = store.verify()
+    assert line.startswith(f"{path}: the source has CRC-32")
+
+
+def test_damaged_store_is_reported_and_not_rebuilt(images: Path) -> None:
+    path = build(images).path
+    os.truncate(path / PIXELS_NAME, 7)
+    with pytest.raises(StoreCorruptError, match=f"expected 360 bytes, found 7; delete the folder {path} and run"):
+        build(images)
+
+
+def test_other_layout_version_is_another_store(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = build(images)
+    monkeypatch.setattr("lit_data.io.shelf.VERSION", VERSION + 1)
+    assert build(images).key != old.key
+
+
+# --- old stores -----------------------------------------------------------------------------------------------------
+
+
+def build_variants(images: Path, count: int) -> Iterator[DecodedStore]:
+    for variant in range(count):
+        store = build(images, decoder=NpyDecoder(f"variant {variant}"))
+        os.utime(store.path, ns=(variant, variant))
+        yield store
+
+
+def test_two_newest_stores_are_kept_and_readers_read_on(images: Path) -> None:
+    stores = list(build_variants(images, 4))
+    assert list_cache(images) == {store.key for store in stores[-2:]}
+    for store in stores:
+        assert values(store) == list(range(6))
+        store.check_size()
+
+
+def test_stores_of_other_images_and_other_folders_stay(images: Path) -> None:
+    cache = images.parent / "cache"
+    sources = sources_of(images)
+    halves = [DecodedStore.build(half, cache, decoder=NpyDecoder()) for half in (sources[:3], sources[3:])]
+    (cache / "notes").mkdir()
+    (cache / "0123").touch()
+    others = images.parent / "others"
+    others.mkdir()
+    save(others / "a.npy", 1)
+    stores = [
+        DecodedStore.build(sources_of(others), cache, decoder=NpyDecoder(str(variant)), progress=False)
+        for variant in range(3)
+    ]
+    assert list_cache(images) == {"notes", "0123", *(store.key for store in (*halves, *stores[1:]))}
+
+
+def test_unreadable_stores_count_as_old(images: Path) -> None:
+    first, second = build_variants(images, 2)
+    (first.path / store_header.HEADER_NAME).write_text("{}")
+    third = build(images)
+    assert list_cache(images) == {second.key, third.key}
+
+
+def test_old_store_that_cannot_be_removed(
+    images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    list(build_variants(images, 2))
+    monkeypatch.setattr("lit_data.io.shelf.remove_folder", refuse_with(errno.EPERM))
+    assert values(build(images)) == list(range(6))
+    assert "an old store cannot be removed (Operation not permitted)" in caplog.text
+
+
+# --- disk space and temporary files ---------------------------------------------------------------------------------
+
+
+def test_too_little_free_space(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = build(images)
+    save(images / "2.npy", 9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 3000))
+    message = r"cache: no room .*\(checked before writing\): it needs 1.0 MB, free are 3.0 kB; .*paths.cache=<folder>"
+    with pytest.raises(StoreSpaceError, match=message):
+        build(images)
+    assert list_cache(images) == {old.key}
+    assert old.verify() == [line for line in old.verify() if "2.npy" in line]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("call", ["posix_fallocate", "write", "fsync"])
+def test_disk_that_fills_up(images: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    monkeypatch.setattr(os, call, refuse_with(number))
+    with pytest.raises(StoreSpaceError, match=rf"no room for the decoded store \({os.strerror(number)}\): it needs"):
+        build(images)
+    assert list_cache(images) == set()
+
+
+def test_mount_or_system_that_cannot_reserve(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", refuse_with(errno.EOPNOTSUPP))
+    assert values(build(images)) == list(range(6))
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert values(build(images, on_bad="skip")) == list(range(6))
+
+
+def test_writes_that_take_one_byte_at_a_time(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    store = build(images)
+    assert (values(store), store.verify()) == (list(range(6)), [])
+
+
+def test_files_are_created_new_follow_no_link_and_get_the_usual_mode(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+    created: list[tuple[str, int]] = []
+
+    def note(path: str, flags: int, *more: int, **named: int) -> int:
+        if flags & os.O_CREAT and "/.build-" in str(path):
+            created.append((str(path), flags))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", note)
+    umask = os.umask(0o027)
+    try:
+        stores = list(build_variants(images, 2))
+    finally:
+        os.umask(umask)
+    assert len(created) == 6
+    assert all(flags & os.O_EXCL and flags & os.O_NOFOLLOW and not flags & os.O_TRUNC for _, flags in created)
+    assert len({re.search(r"-([0-9a-f]{16})/", path)[1] for path, _ in created}) == 2
+    for path in stores[0].path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert stat.S_IMODE(stores[0].path.stat().st_mode) == 0o750
+
+
+def test_interrupted_build_leaves_nothing(images: Path) -> None:
+    class Interrupted(NpyDecoder):
+        def __call__(self, source: ImageSource) -> DecodedSource:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(images, decoder=Interrupted())
+    assert list_cache(images) == set()
+
+
+def test_store_that_another_process_publishes_first_is_used(
+    images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    theirs: list[DecodedStore] = []
+
+    class Overtaken(NpyDecoder):
+        def __call__(self, source: ImageSource) -> DecodedSource:
+            if not theirs:
+                theirs.append(build(images))
+            return super().__call__(source)
+
+    ours = build(images, decoder=Overtaken(), workers=1)
+    assert ours.key == theirs[0].key
+    assert os.path.samestat(ours.path.stat(), theirs[0].path.stat())
+    assert values(ours) == values(theirs[0]) == list(range(6))
+    assert list_cache(images) == {ours.key}
+    assert "another process published this store first; it is used" in caplog.text

@@ -1,0 +1,217 @@
+"""The byte-bounded cache, and images decoded when they are asked for."""
+
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.bank import ImageBank
+from lit_data.io.cache import LruCache
+from lit_data.io.decoders import DecodedSource, ImageDecoder, ImageSource
+from lit_data.io.files import DecodedFiles
+from lit_data.io.store import DecodedStore
+from lit_data.types import Array
+
+
+def make(size_bytes: int, value: int = 0) -> Callable[[], Array]:
+    return lambda: np.full(size_bytes, value, np.uint8)
+
+
+def fail() -> Array:
+    raise AssertionError("loaded again")
+
+
+def test_least_recently_used_goes_first() -> None:
+    cache: LruCache[str] = LruCache(10)
+    for key in "abc":
+        cache.get_or_load(key, make(4))
+    assert (len(cache), cache.nbytes, cache.hits, cache.misses) == (2, 8, 0, 3)
+    cache.get_or_load("b", fail)
+    cache.get_or_load("d", make(4))
+    cache.get_or_load("b", fail)
+    assert (len(cache), cache.nbytes, cache.hits, cache.misses) == (2, 8, 2, 4)
+    with pytest.raises(AssertionError, match="loaded again"):
+        cache.get_or_load("c", fail)
+
+
+def test_one_large_array_pushes_out_several() -> None:
+    cache: LruCache[str] = LruCache(10)
+    for key in "abc":
+        cache.get_or_load(key, make(3))
+    cache.get_or_load("d", make(10))
+    assert (len(cache), cache.nbytes) == (1, 10)
+
+
+def test_array_larger_than_the_bound_is_not_kept() -> None:
+    cache: LruCache[str] = LruCache(10)
+    cache.get_or_load("a", make(4))
+    assert cache.get_or_load("b", make(11)).nbytes == 11
+    cache.get_or_load("a", fail)
+    assert (len(cache), cache.nbytes, cache.hits, cache.misses) == (1, 4, 1, 2)
+
+
+def test_arrays_are_read_only() -> None:
+    cache: LruCache[str] = LruCache(10)
+    own = np.zeros(4, np.uint8)
+    with pytest.raises(ValueError, match="read-only"):
+        cache.get_or_load("a", lambda: own)[0] = 1
+    own[0] = 1  # the caller's own array is as it was
+
+
+def test_threads_share_one_load() -> None:
+    cache: LruCache[int] = LruCache(1000)
+    waiting, loads = threading.Event(), []
+
+    def load() -> Array:
+        loads.append(1)
+        assert waiting.wait(30)
+        return np.zeros(4, np.uint8)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = [pool.submit(cache.get_or_load, 1, load) for _ in range(4)]
+        while cache.hits < 3:
+            os.sched_yield()
+        waiting.set()
+        arrays = [result.result() for result in results]
+    assert all(array is arrays[0] for array in arrays)
+    assert (len(loads), cache.hits, cache.misses, cache.nbytes) == (1, 3, 1, 4)
+
+
+def test_threads_share_an_error_and_the_next_call_loads_again() -> None:
+    cache: LruCache[int] = LruCache(1000)
+    waiting = threading.Event()
+
+    def load() -> Array:
+        assert waiting.wait(30)
+        raise DataError("bad")
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(cache.get_or_load, 1, load) for _ in range(2)]
+        while cache.hits < 1:
+            os.sched_yield()
+        waiting.set()
+        for result in results:
+            with pytest.raises(DataError, match="bad"):
+                result.result()
+    assert cache.get_or_load(1, make(4)).nbytes == 4
+
+
+def test_counts_hold_under_many_threads() -> None:
+    cache: LruCache[int] = LruCache(100)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            arrays = list(pool.map(lambda n: cache.get_or_load(n % 30, make(7, n % 30)), range(3000)))
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert [int(array[0]) for array in arrays] == [number % 30 for number in range(3000)]
+    assert cache.hits + cache.misses == 3000
+    assert (cache.nbytes, len(cache)) == (98, 14)
+
+
+def test_wrong_bound() -> None:
+    with pytest.raises(ConfigError, match="max_bytes=-1 of a cache must be 0 or more"):
+        LruCache(-1)
+
+
+# --- DecodedFiles ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[ImageSource]:
+    """Four arrays of two sizes, whose pixels are their number."""
+    paths = [tmp_path / f"{number}.npy" for number in range(4)]
+    for number, path in enumerate(paths):
+        np.save(path, np.full((3, 20 + number % 2, 25), number, np.uint8))
+    return [ImageSource((str(path),)) for path in paths]
+
+
+class Counting:
+    """Counts what the real decoder decodes."""
+
+    def __init__(self) -> None:
+        self.decoded: list[str] = []
+        self.fingerprint = ImageDecoder().fingerprint
+        self.header = ImageDecoder().header
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        self.decoded.append(Path(source.paths[0]).name)
+        return ImageDecoder()(source)
+
+
+def test_files_read_like_a_store(sources: list[ImageSource], tmp_path: Path) -> None:
+    files: ImageBank = DecodedFiles(sources, ImageDecoder(), cache_bytes=0)
+    store: ImageBank = DecodedStore.build(sources, tmp_path / "cache", decoder=ImageDecoder())
+    assert len(files) == len(store) == 4
+    for number in (0, 1, 2, 3, -1, -4):
+        np.testing.assert_array_equal(files[number], store[number])
+        assert files[number].flags.writeable is False
+        assert files.name(number) == store.name(number) == sources[number].paths[0]
+    for name in ("heights_px", "widths_px"):
+        np.testing.assert_array_equal(getattr(files, name), getattr(store, name))
+        assert getattr(files, name).dtype == getattr(store, name).dtype == np.int64
+    assert (files.channels, files.dtype, files.skipped) == (store.channels, store.dtype, store.skipped)
+    for bank in (files, store):
+        with pytest.raises(IndexError):
+            bank[4]
+
+
+def test_cached_files_are_decoded_once(sources: list[ImageSource]) -> None:
+    decoder = Counting()
+    files = DecodedFiles(sources, decoder, cache_bytes=10_000)
+    assert decoder.decoded == []
+    for number in (0, 1, 0, -4, 1):
+        assert int(files[number].max()) == number % 4
+    assert decoder.decoded == ["0.npy", "1.npy"]
+    assert (files.cache.hits, files.cache.misses, files.cache.nbytes) == (3, 2, 1500 + 1575)
+    assert repr(files) == "DecodedFiles(4 images, 3 channels, uint8, cache 10.0 kB)"
+
+
+def test_uncached_files_are_decoded_each_time(sources: list[ImageSource]) -> None:
+    decoder = Counting()
+    files = DecodedFiles(sources, decoder, cache_bytes=0)
+    for _ in range(3):
+        files[2]
+    assert decoder.decoded == ["2.npy"] * 3
+    assert files.cache.nbytes == 0
+
+
+def test_files_pickle_without_pixels(sources: list[ImageSource]) -> None:
+    files = DecodedFiles(sources * 250, ImageDecoder(), cache_bytes=10**8)
+    for number in range(8):
+        files[number]
+    pickled = pickle.dumps(files)
+    paths_bytes = 250 * sum(len(source.paths[0]) for source in sources)
+    assert len(pickled) - paths_bytes < 64 * 1024
+    copy = pickle.loads(pickled)
+    assert (copy.cache.nbytes, copy.cache.max_bytes) == (0, 10**8)
+    assert int(copy[999].max()) == 3
+
+
+def test_bad_headers_are_all_listed(sources: list[ImageSource]) -> None:
+    for number in (1, 3):
+        Path(sources[number].paths[0]).write_text("no image")
+    with pytest.raises(DataError, match=r"2 of 4 images are bad:\n.*/1.npy.*\n.*/3.npy"):
+        DecodedFiles(sources, ImageDecoder(), cache_bytes=0)
+    files = DecodedFiles(sources, ImageDecoder(), cache_bytes=0, on_bad="skip")
+    assert [int(files[number].max()) for number in range(len(files))] == [0, 2]
+    assert [path for path, _ in files.skipped] == [sources[1].paths[0], sources[3].paths[0]]
+    assert files.name(1) == sources[2].paths[0]
+
+
+def test_file_that_changed_its_size(sources: list[ImageSource]) -> None:
+    files = DecodedFiles(sources, ImageDecoder(), cache_bytes=0)
+    np.save(sources[0].paths[0], np.zeros((3, 9, 9), np.uint8))
+    message = (
+        r"0.npy: decoded to uint8 \(3, 9, 9\) but its header says uint8 \(3, 20, 25\); the file is damaged or changes"
+    )
+    with pytest.raises(DataError, match=message):
+        files[0]

@@ -1,0 +1,182 @@
+"""Sources become arrays that fit a store: stacked, of its dtypes, with headers that tell the truth."""
+
+import json
+import pickle
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.io.masks import MaskOptions
+from lit_data.io.options import ReadOptions
+
+RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+PLANES = RGB.transpose(2, 0, 1)
+GRAY = RGB[..., 0]
+
+
+def _png(path: Path, pixels: np.ndarray) -> str:
+    Image.fromarray(pixels).save(path)
+    return str(path)
+
+
+def _npy(path: Path, pixels: np.ndarray) -> str:
+    np.save(path, pixels)
+    return str(path)
+
+
+def _decode(decoder: Decoder, *paths: str) -> np.ndarray:
+    """Decode, also after pickling, and hold the result against the header."""
+    source = ImageSource(paths)
+    decoded = pickle.loads(pickle.dumps(decoder))(source)
+    header = decoder.header(source)
+    assert (header.channels, header.height_px, header.width_px) == decoded.array.shape
+    assert header.dtype == decoded.array.dtype
+    assert decoded.source_crc32 == tuple(zlib.crc32(Path(path).read_bytes()) for path in paths)
+    return decoded.array
+
+
+@pytest.mark.parametrize("wrong", [(), "a.png"])
+def test_a_source_has_paths(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a tuple of at least one path"):
+        ImageSource(wrong)
+
+
+@pytest.mark.parametrize("wrong", [(), (0, -1)])
+def test_channels_are_numbers(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="must be numbers of channels from 0, or None for all"):
+        ImageDecoder(channels=wrong)
+
+
+def test_files_are_stacked_along_the_channels(tmp_path: Path) -> None:
+    one, two = _png(tmp_path / "1.png", RGB), _png(tmp_path / "2.png", GRAY + 1)
+    np.testing.assert_array_equal(_decode(ImageDecoder(), one, two), np.concatenate([PLANES, GRAY[None] + 1]))
+    np.testing.assert_array_equal(_decode(ImageDecoder(), two, one), np.concatenate([GRAY[None] + 1, PLANES]))
+    np.testing.assert_array_equal(_decode(ImageDecoder(), one), PLANES)
+
+
+def test_channels_are_picked_from_the_stack(tmp_path: Path) -> None:
+    one, two = _png(tmp_path / "1.png", RGB), _png(tmp_path / "2.png", GRAY + 1)
+    decoder = ImageDecoder(channels=(3, 0))
+    np.testing.assert_array_equal(_decode(decoder, one, two), np.stack([GRAY + 1, GRAY]))
+
+
+# row 13
+def test_a_missing_channel_is_named_with_both_counts(tmp_path: Path) -> None:
+    path = _png(tmp_path / "a.png", GRAY)
+    message = r"a.png: channels=\(0, 1, 2\) needs 3 channels, found 1; set gray_to_rgb=True"
+    decoder = ImageDecoder(channels=(0, 1, 2))
+    with pytest.raises(DataError, match=message):
+        decoder.header(ImageSource((path,)))
+    with pytest.raises(DataError, match=message):
+        decoder(ImageSource((path,)))
+    copied = _decode(ImageDecoder(ReadOptions(gray_to_rgb=True), channels=(0, 1, 2)), path)
+    np.testing.assert_array_equal(copied, np.stack([GRAY] * 3))
+    with pytest.raises(DataError, match=r"channels=\(4,\) needs 5 channels, found 3$"):
+        ImageDecoder(channels=(4,)).header(ImageSource((_png(tmp_path / "b.png", RGB),)))
+
+
+# rows 20 and 43
+def test_files_of_one_image_agree_in_size(tmp_path: Path) -> None:
+    paths = _png(tmp_path / "1.png", RGB), _png(tmp_path / "2.png", RGB[:5])
+    message = r"1.png is 6 x 8 pixels, .*2.png is 5 x 8; they must have the same size"
+    for decoder in (ImageDecoder(), MaskDecoder()):
+        with pytest.raises(DataError, match=message):
+            decoder.header(ImageSource(paths))
+    with pytest.raises(DataError, match=message):
+        ImageDecoder()(ImageSource(paths))
+    turned = _png(tmp_path / "2.png", RGB.transpose(1, 0, 2))
+    with pytest.raises(
+        DataError, match=r'2.png is 8 x 6: only turned, perhaps by an EXIF orientation; set exif="apply"'
+    ):
+        ImageDecoder().header(ImageSource((paths[0], turned)))
+
+
+# row 16
+def test_files_of_one_image_agree_in_depth(tmp_path: Path) -> None:
+    paths = _npy(tmp_path / "1.npy", GRAY), _npy(tmp_path / "2.npy", GRAY.astype(np.uint16))
+    with pytest.raises(
+        DataError, match=r"1.npy is uint8, .*2.npy is uint16; the files of one image must have the same"
+    ):
+        ImageDecoder().header(ImageSource(paths))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+def test_the_dtypes_of_a_store_are_kept(tmp_path: Path, dtype: str) -> None:
+    path = _npy(tmp_path / "a.npy", GRAY.astype(dtype))
+    decoder = ImageDecoder()
+    assert _decode(decoder, path).dtype == dtype
+    expected = ("float pixels between 0 and 255 instead of 0 and 1; say so with value_range=[0, 255]",)
+    assert decoder(ImageSource((path,))).notes == (expected if dtype == "float32" else ())
+
+
+def test_bool_and_int8_are_cast_with_a_note(tmp_path: Path) -> None:
+    path = _npy(tmp_path / "a.npy", GRAY > 99)
+    np.testing.assert_array_equal(_decode(ImageDecoder(), path), np.where(GRAY > 99, 255, 0)[None])
+    assert ImageDecoder()(ImageSource((path,))).notes == ("bool cast to uint8",)
+    small = GRAY.astype(np.int8)
+    path = _npy(tmp_path / "b.npy", small)
+    array = _decode(ImageDecoder(), path)
+    assert array.dtype == np.int16
+    np.testing.assert_array_equal(array, small[None])
+    assert ImageDecoder()(ImageSource((path,))).notes == ("int8 cast to int16",)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "uint64", "int64"])
+def test_wide_integers_need_a_cast(tmp_path: Path, dtype: str) -> None:
+    path = _npy(tmp_path / "a.npy", GRAY.astype(dtype))
+    for call in (ImageDecoder().header, ImageDecoder()):
+        with pytest.raises(DataError, match=f"a.npy: a store has no room for {dtype}; set as_float=True"):
+            call(ImageSource((path,)))
+    assert _decode(ImageDecoder(ReadOptions(as_float=True)), path).dtype == np.float32
+
+
+def test_notes_of_all_files_are_listed_once(tmp_path: Path) -> None:
+    paths = tuple(str(tmp_path / name) for name in ("1.tif", "2.tif"))
+    for path in paths:
+        tifffile.imwrite(path, np.zeros((6, 8)), photometric="miniswhite")
+    notes = ImageDecoder()(ImageSource(paths)).notes
+    assert notes == ("white is stored as 0; values are kept as stored", "float64 cast to float32")
+
+
+def test_fingerprints_differ_exactly_when_pixels_may() -> None:
+    decoders = [
+        ImageDecoder(),
+        ImageDecoder(ReadOptions(page=1)),
+        ImageDecoder(channels=(0, 1)),
+        ImageDecoder(channels=(1, 0)),
+        MaskDecoder(),
+        MaskDecoder(MaskOptions(classes=3)),
+        MaskDecoder(MaskOptions(scale="0_1")),
+    ]
+    prints = [decoder.fingerprint for decoder in decoders]
+    assert len(set(prints)) == len(prints)
+    assert all(isinstance(json.loads(text), dict) for text in prints)
+    assert ImageDecoder(ReadOptions(), channels=(1, 0)).fingerprint == prints[3]
+
+
+def test_masks_become_classes(tmp_path: Path) -> None:
+    mask = (GRAY > 99).astype(np.uint8)
+    one, two = _png(tmp_path / "1.png", mask * 255), _png(tmp_path / "2.png", mask)
+    np.testing.assert_array_equal(_decode(MaskDecoder(), one), mask[None])
+    np.testing.assert_array_equal(_decode(MaskDecoder(), one, two), np.stack([mask, mask]))
+    wrong = _png(tmp_path / "3.png", GRAY)
+    assert MaskDecoder().header(ImageSource((wrong,))) == (1, 6, 8, np.dtype(np.uint8))
+    with pytest.raises(DataError, match=r"^\S*3.png: mask with the values"):
+        MaskDecoder()(ImageSource((wrong,)))
+
+
+def test_decoding_is_strict(tmp_path: Path) -> None:
+    path = Path(_png(tmp_path / "a.png", RGB))
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    for decoder in (ImageDecoder(), MaskDecoder()):
+        with pytest.raises(DataError, match="the checksum of chunk"):
+            decoder(ImageSource((str(path),)))

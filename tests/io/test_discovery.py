@@ -1,0 +1,243 @@
+"""Finding images: nothing is missed, nothing is guessed, and order depends on names only."""
+
+import os
+import socket
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.discovery import find_images, match_by_stem, resolve_listed
+
+
+def _touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x")
+
+
+def _found(root: Path, *patterns: str) -> list[str]:
+    listing = find_images(root, patterns=patterns) if patterns else find_images(root)
+    return [path.relative_to(root).as_posix() for path in listing.paths]
+
+
+def test_images_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
+    names = ["b/2.png", "a/10.JPG", "a/9.tif", "c.npy", "a/b/x.jpeg", "z.bmp", "y.tiff"]
+    _touch(tmp_path, *names)
+    assert _found(tmp_path) == ["a/10.JPG", "a/9.tif", "a/b/x.jpeg", "b/2.png", "c.npy", "y.tiff", "z.bmp"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.png", ["1.png"]),
+        ("**/*.png", ["1.png", "a/2.png", "a/b/3.png"]),
+        ("a/*.png", ["a/2.png"]),
+        ("a/**/*.png", ["a/2.png", "a/b/3.png"]),
+        ("a/**", ["a/2.png", "a/b/3.png", "a/b/4.jpg"]),
+        ("**/[23].*", ["a/2.png", "a/b/3.png"]),
+        ("**/[!2-4].png", ["1.png"]),
+        ("**/?.jpg", ["a/b/4.jpg"]),
+        ("**/4.*", ["a/b/4.jpg"]),
+        ("**/b/*", ["a/b/3.png", "a/b/4.jpg"]),
+    ],
+)
+def test_patterns_choose_files(tmp_path: Path, pattern: str, expected: list[str]) -> None:
+    _touch(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/b/4.jpg")
+    assert _found(tmp_path, pattern) == expected
+
+
+def test_several_patterns_list_each_file_once(tmp_path: Path) -> None:
+    _touch(tmp_path, "1.png", "2.jpg", "3.tif")
+    assert _found(tmp_path, "*.png", "*.jpg", "1.*") == ["1.png", "2.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (("../*.png",), "pattern '../\\*.png' leaves the folder"),
+        (("/etc/*",), "pattern '/etc/\\*' leaves the folder"),
+        ((), "must be a list of at least one pattern"),
+        ("*.png", "must be a list of at least one pattern"),
+        (("[z-a].png",), "cannot be understood: bad character range z-a"),
+    ],
+)
+def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_images(tmp_path, patterns=patterns)
+
+
+# row 41
+def test_junk_is_ignored_and_counted(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.png", ".DS_Store", "._a.png", "Thumbs.db", "sub/thumbs.db", ".git/b.png", "notes.txt", "b.jpg")
+    listing = find_images(tmp_path, patterns=("*.png",))
+    assert [path.name for path in listing.paths] == ["a.png"]
+    assert listing.ignored == {"hidden": 3, "system files": 2, "of another type": 1, "outside the patterns": 1}
+
+
+# row 35
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no image matches '\*\*/\*'; found nothing"):
+        find_images(tmp_path)
+    _touch(tmp_path, "a.jpg", "b.txt")
+    message = r"no image matches '\*.png', 'x/\*'; found 1 (outside the patterns|of another type), 1 "
+    with pytest.raises(DataError, match=message):
+        find_images(tmp_path, patterns=("*.png", "x/*"))
+
+
+# row 36
+def test_a_misspelt_folder_shows_what_exists(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"trian/images: no such folder; {tmp_path} exists"):
+        find_images(tmp_path / "trian" / "images")
+    _touch(tmp_path, "a.png")
+    with pytest.raises(DataError, match=r"a.png: not a folder"):
+        find_images(tmp_path / "a.png")
+
+
+# row 37
+def test_two_files_of_one_name_are_an_error(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.png", "a.jpg", "b.png", "B.PNG", "c/a.png")
+    with pytest.raises(DataError) as caught:
+        find_images(tmp_path)
+    lines = str(caught.value).splitlines()
+    assert lines == [
+        f"2 bad names under {tmp_path}:",
+        f"  {tmp_path}/a.png: the same name as {tmp_path}/a.jpg",
+        f"  {tmp_path}/b.png: the same name as {tmp_path}/B.PNG",
+    ]
+
+
+# row 39: one name, composed and decomposed
+def test_two_spellings_of_one_accent_clash(tmp_path: Path) -> None:
+    _touch(tmp_path, "caf\u00e9.png", "cafe\u0301.jpg")
+    with pytest.raises(DataError, match="the same name as"):
+        find_images(tmp_path)
+
+
+# rows 38 and 40
+def test_any_name_works(tmp_path: Path) -> None:
+    names = sorted(["ünï 日本.png", "with space.png", "line\nbreak.png", "n" * 251 + ".png", os.fsdecode(b"\xe9.png")])
+    _touch(tmp_path, *names)
+    assert _found(tmp_path) == names
+
+
+# row 10
+def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "fifo.png")
+    monkeypatch.chdir(tmp_path)  # the path of a socket may have 107 bytes
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.png")
+    with pytest.raises(DataError) as caught:
+        find_images(tmp_path)
+    assert sorted(str(caught.value).splitlines()[1:]) == [
+        f"  {tmp_path}/fifo.png: not a regular file",
+        f"  {tmp_path}/folder.png: not a regular file (a folder)",
+        f"  {tmp_path}/socket.png: not a regular file",
+    ]
+
+
+# row 11
+@pytest.mark.parametrize(
+    ("name", "target", "message"),
+    [
+        ("broken.png", "gone.png", "a broken link to gone.png"),
+        ("train", "gone", "a broken link to gone"),  # was a folder
+        ("loop.png", "loop.png", "a link that loops, to loop.png"),
+        ("out.png", "../out.png", "leads out of the data folder, to .*/out.png; set allow_outside=True"),
+        ("out", "../outside", "leads out of the data folder, to .*/outside; set allow_outside=True"),
+        ("circle", ".", "a link that leads in a circle, to "),
+    ],
+)
+def test_a_bad_link_is_named_with_its_target(tmp_path: Path, name: str, target: str, message: str) -> None:
+    _touch(tmp_path, "data/a.png", "out.png", "outside/b.png")
+    (tmp_path / "data" / name).symlink_to(target)
+    with pytest.raises(DataError, match=f"data/{name}: {message}"):
+        find_images(tmp_path / "data")
+
+
+def test_two_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/1.png", "b/2.png")
+    (tmp_path / "a" / "to_b").symlink_to("../b")
+    (tmp_path / "b" / "to_a").symlink_to("../a")
+    with pytest.raises(DataError, match="a link that leads in a circle"):
+        find_images(tmp_path)
+
+
+def test_good_links_are_followed(tmp_path: Path) -> None:
+    _touch(tmp_path, "data/a.png", "out.png", "outside/b.png", "data/x/d.png")
+    (tmp_path / "data" / "c.png").symlink_to("a.png")
+    (tmp_path / "data" / "y").symlink_to("x")
+    (tmp_path / "data" / "notes.txt").symlink_to("gone.txt")  # nobody's image
+    assert _found(tmp_path / "data") == ["a.png", "c.png", "x/d.png", "y/d.png"]
+    (tmp_path / "data" / "e.png").symlink_to("../out.png")
+    (tmp_path / "data" / "z").symlink_to("../outside")
+    paths = find_images(tmp_path / "data", allow_outside=True).paths
+    assert [path.name for path in paths] == ["a.png", "c.png", "e.png", "d.png", "d.png", "b.png"]
+
+
+def test_an_unreadable_folder_is_named_with_the_systems_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _touch(tmp_path, "a.png", "locked/b.png")
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if path.endswith("locked"):  # root may read everything, so the refusal is made up
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"locked: cannot be read, EACCES \(Permission denied\)"):
+        find_images(tmp_path)
+
+
+# row 9
+def test_a_listed_file_that_is_missing_is_named_with_its_row(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.png", "sub/b.png")
+    assert resolve_listed(tmp_path, ["sub/b.png", "a.png"]) == (tmp_path / "sub/b.png", tmp_path / "a.png")
+    (tmp_path / "empty.png").touch()
+    with pytest.raises(DataError) as caught:
+        resolve_listed(tmp_path, ["a.png", "c.png", "sub", "nul\0.png", "empty.png"], first_row=2)
+    assert str(caught.value).splitlines() == [
+        "4 of 5 listed files are bad:",
+        f"  {tmp_path}/c.png: row 3: no such file; the nearest folder that exists is {tmp_path}",
+        f"  {tmp_path}/sub: row 4: not a regular file (a folder)",
+        f"  {tmp_path}/nul\\x00.png: row 5: embedded null byte",
+        f"  {tmp_path}/empty.png: row 6: 0 bytes",
+    ]
+
+
+# paths in manifests, section 3
+@pytest.mark.parametrize("name", ["../out.png", "sub/../../out.png", "link.png", "{root}/out.png"])
+def test_a_listed_path_stays_inside(tmp_path: Path, name: str) -> None:
+    _touch(tmp_path, "out.png", "data/sub/a.png")
+    (tmp_path / "data" / "link.png").symlink_to("../out.png")
+    name = name.format(root=tmp_path)
+    with pytest.raises(DataError, match=r"row 1: leads out of the data folder, to .*out.png; set allow_outside=True"):
+        resolve_listed(tmp_path / "data", [name])
+    (path,) = resolve_listed(tmp_path / "data", [name], allow_outside=True)
+    assert path.samefile(tmp_path / "out.png")
+
+
+def test_images_and_masks_are_matched_by_stem() -> None:
+    composed, decomposed = "caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")
+    pairs = match_by_stem([f"i/{composed}.png", "i/b.jpg"], ["m/b.png", f"m/{decomposed}.png"])  # row 39
+    assert pairs == [(Path(f"i/{composed}.png"), Path(f"m/{decomposed}.png")), (Path("i/b.jpg"), Path("m/b.png"))]
+
+
+# row 42
+def test_what_has_no_partner_is_listed_on_both_sides() -> None:
+    with pytest.raises(DataError) as caught:
+        match_by_stem(["i/a.png", "i/b.png"], ["m/b.png", "m/c.png", "m/d.png"])
+    assert str(caught.value).splitlines() == [
+        "1 images without a mask:",
+        "  i/a.png",
+        "2 masks without an image:",
+        "  m/c.png",
+        "  m/d.png",
+    ]
+
+
+def test_two_masks_of_one_name_clash() -> None:
+    with pytest.raises(DataError, match=r"1 names clash:\n  m/2/a.png: the same name as m/1/a.png"):
+        match_by_stem(["i/a.png"], ["m/1/a.png", "m/2/a.png"])

@@ -1,0 +1,220 @@
+"""The build lock and the temporary folders: who waits for whom, and whose leftovers go."""
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lit_data.errors import StoreBusyError
+from lit_data.io import lock, temp
+from lit_data.io.lock import LOCK_NAME, build_lock
+from lit_data.io.temp import find_builder, remove_folder, sweep, temp_folder
+
+
+class Clock:
+    """Time passes by sleeping alone; ``steps`` are called at the given seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.steps: dict[float, Callable[[], object]] = {}
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        for when_s in [when_s for when_s in self.steps if when_s <= self.now_s]:
+            self.steps.pop(when_s)()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
+    return clock
+
+
+def take_lock(folder: Path) -> int | None:
+    fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[ExitStack]:
+    """The lock of ``tmp_path``, held by somebody else until the stack is closed."""
+    with ExitStack() as stack:
+        stack.callback(os.close, take_lock(tmp_path))
+        yield stack
+
+
+def name_of(pid: int, start: str, machine: str = "", host: str = "far-away") -> str:
+    return f".build-{pid}-{start}-{machine or temp._identify_machine()}-{host}-0123456789abcdef"
+
+
+def test_second_one_waits_and_says_for_whom(
+    tmp_path: Path, clock: Clock, held: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.enter_context(temp_folder(tmp_path))
+    clock.steps[40.0] = held.close
+    with build_lock(tmp_path, wait_s=3600, is_done=lambda: False):
+        assert 40 <= clock.now_s < 41
+        assert take_lock(tmp_path) is None
+    me = f"process {os.getpid()} on host {socket.gethostname()}"
+    waits = [f"{tmp_path}: waiting for {me}, which builds there ({seconds} s)" for seconds in (0, 15, 30)]
+    assert caplog.messages == waits
+    fd = take_lock(tmp_path)
+    assert fd is not None
+    os.close(fd)
+
+
+def test_too_long_a_wait_names_the_holder(tmp_path: Path, clock: Clock, held: ExitStack) -> None:
+    held.enter_context(temp_folder(tmp_path))
+    message = (
+        f"{tmp_path}: process {os.getpid()} on host {socket.gethostname()} still builds there after wait_s=7 s; "
+        "wait for it, raise wait_s, or end that process"
+    )
+    with pytest.raises(StoreBusyError, match=message), build_lock(tmp_path, wait_s=7, is_done=lambda: False):
+        pytest.fail("got the lock")
+    assert 7 < clock.now_s < 8
+
+
+def test_no_wait_at_all(tmp_path: Path, clock: Clock, held: ExitStack) -> None:
+    clock.now_s = 1.0
+    with (
+        pytest.raises(StoreBusyError, match="an unknown process still builds there after wait_s=0 s"),
+        build_lock(tmp_path, wait_s=0, is_done=lambda: False),
+    ):
+        pytest.fail("got the lock")
+
+
+def test_wait_ends_when_the_store_is_there(tmp_path: Path, clock: Clock, held: ExitStack) -> None:
+    held.enter_context(temp_folder(tmp_path))
+    with build_lock(tmp_path, wait_s=3600, is_done=lambda: clock.now_s > 5):
+        assert 5 < clock.now_s < 6
+
+
+def test_lock_that_nobody_alive_builds_under_is_passed_by(
+    tmp_path: Path, clock: Clock, held: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name_of(os.getpid(), "1")).mkdir()
+    with build_lock(tmp_path, wait_s=3600, is_done=lambda: False):
+        assert 5 < clock.now_s < 10
+    assert caplog.messages[-1] == f"{tmp_path}: its lock is held but nobody builds; going on without it"
+
+
+@pytest.mark.parametrize(("call", "number"), [("flock", errno.ENOLCK), ("flock", errno.ENOSYS), ("open", errno.EACCES)])
+def test_place_that_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl if call == "flock" else os, call, refuse)
+        with build_lock(tmp_path, wait_s=0, is_done=lambda: False):
+            pass
+    name = tmp_path / LOCK_NAME
+    assert caplog.messages == [f"{name}: cannot be locked ({os.strerror(number)}); going on without it"]
+
+
+def test_lock_is_never_emptied(tmp_path: Path) -> None:
+    (tmp_path / LOCK_NAME).write_text("content")
+    with build_lock(tmp_path, wait_s=0, is_done=lambda: False):
+        pass
+    assert (tmp_path / LOCK_NAME).read_text() == "content"
+
+
+def test_link_in_place_of_the_lock_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / LOCK_NAME).symlink_to(tmp_path / "victim")
+    with build_lock(tmp_path, wait_s=0, is_done=lambda: False):
+        assert "cannot be locked" in caplog.text
+    assert not (tmp_path / "victim").exists()
+
+
+def test_temp_folder_is_private_and_goes(tmp_path: Path) -> None:
+    umask = os.umask(0o027)
+    try:
+        with temp_folder(tmp_path) as first, temp_folder(tmp_path) as second:
+            (first / "file").touch()
+            assert first != second
+            assert stat.S_IMODE(first.stat().st_mode) == 0o750
+            assert str(find_builder(tmp_path)) == f"process {os.getpid()} on host {socket.gethostname()}"
+    finally:
+        os.umask(umask)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_temp_folder_that_was_renamed_stays(tmp_path: Path) -> None:
+    with temp_folder(tmp_path) as path:
+        path.rename(tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_removed_folder_goes_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "file").touch()
+    monkeypatch.setattr(temp.shutil, "rmtree", lambda *_, **__: None)
+    remove_folder(tmp_path / "store")
+    (left,) = tmp_path.iterdir()
+    assert find_builder(tmp_path) is not None
+    assert (left / "file").exists()
+
+
+def test_sweep_takes_the_dead_and_leaves_the_living(tmp_path: Path) -> None:
+    dead = [name_of(os.getpid(), "1"), name_of(999_999_999, "5")]
+    alive = [
+        name_of(os.getpid(), temp._read_start(os.getpid())),
+        name_of(1, temp._read_start(1)),
+        ".build-odd",
+        "other",
+    ]
+    for name in (*dead, *alive):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pixels.bin").touch()
+    assert sweep(tmp_path) == 2
+    assert {path.name for path in tmp_path.iterdir()} == set(alive)
+
+
+def test_dead_but_unburied_process_is_dead(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    try:
+        (tmp_path / name_of(pid, "5")).mkdir()
+        assert find_builder(tmp_path) is None
+    finally:
+        os.waitpid(pid, 0)
+
+
+def test_process_of_another_user_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    monkeypatch.setattr(temp, "_read_start", lambda _: "")
+    (tmp_path / name_of(2, "5")).mkdir()
+    assert find_builder(tmp_path) is not None
+
+
+@pytest.mark.parametrize(("age_s", "swept"), [(temp.ABANDONED_S - 600, 0), (temp.ABANDONED_S + 600, 1)])
+def test_folder_of_another_machine_is_judged_by_its_age(tmp_path: Path, age_s: float, swept: int) -> None:
+    path = tmp_path / name_of(1, "5", machine="00000000")
+    path.mkdir()
+    (path / "pixels.bin").touch()
+    written_s = path.stat().st_mtime - age_s
+    os.utime(path / "pixels.bin", (written_s, written_s))
+    os.utime(path, (0, 0))
+    assert sweep(tmp_path) == swept

@@ -1,0 +1,184 @@
+"""Masks hold class numbers: anything else is shown with its values and a hint that fits."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.masks import MaskOptions, read_mask
+
+BINARY = (np.arange(48).reshape(6, 8) % 3 == 0).astype(np.uint8)
+CLASSES = np.arange(48, dtype=np.uint8).reshape(6, 8) % 4
+
+
+def _png(path: Path, pixels: np.ndarray, **options: Any) -> Path:
+    Image.fromarray(pixels).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"classes": 1}, "classes=1 must be a whole number from 2 to 256"),
+        ({"classes": 257}, "classes=257 must be"),
+        ({"classes": "2"}, "classes='2' must be"),
+        ({"scale": "0-255"}, "scale='0-255' is not one of 'auto', '0_1', '0_255'"),
+        ({"classes": 3, "scale": "0_255"}, "scale='0_255' is for 2 classes; leave it at \"auto\" with classes=3"),
+        ({"page": -1}, "page=-1 must be a whole number"),
+        ({"palette": "error"}, "palette='error' is not one of 'index', 'expand'"),
+        ({"alpha": "keep"}, "alpha='keep' is not one of"),
+    ],
+)
+def test_a_wrong_option_is_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MaskOptions(**wrong)
+
+
+@pytest.mark.parametrize("scale", ["auto", "0_1", "0_255"])
+@pytest.mark.parametrize("factor", [1, 255])
+def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> None:
+    path = _png(tmp_path / "a.png", BINARY * np.uint8(factor))
+    if scale in ("auto", f"0_{factor}"):
+        mask = read_mask(path, MaskOptions(scale=scale))
+        np.testing.assert_array_equal(mask, BINARY[None])
+        assert mask.dtype == np.uint8
+    else:  # row 46
+        message = f'mask with the values 0, {factor}; allowed are 0 and {256 - factor}; set scale="0_{factor}"'
+        with pytest.raises(DataError, match=message):
+            read_mask(path, MaskOptions(scale=scale))
+
+
+def test_an_empty_mask_is_all_background(tmp_path: Path) -> None:
+    for scale in ("auto", "0_1", "0_255"):
+        mask = read_mask(_png(tmp_path / "a.png", np.zeros((3, 4), np.uint8)), MaskOptions(scale=scale))
+        assert (mask.shape, mask.any()) == ((1, 3, 4), False)
+
+
+# row 17
+def test_a_one_bit_png_reads_as_0_and_255(tmp_path: Path) -> None:
+    Image.fromarray(BINARY > 0).save(tmp_path / "a.png", bits=1)
+    np.testing.assert_array_equal(read_mask(tmp_path / "a.png"), BINARY[None])
+    with pytest.raises(DataError, match='values 0, 255; allowed are 0 and 1; set scale="0_255"'):
+        read_mask(tmp_path / "a.png", MaskOptions(scale="0_1"))
+
+
+@pytest.mark.parametrize("scale", ["auto", "0_1", "0_255"])
+def test_booleans_have_one_meaning(tmp_path: Path, scale: Any) -> None:
+    np.save(tmp_path / "a.npy", BINARY > 0)
+    tifffile.imwrite(tmp_path / "a.tif", BINARY > 0)
+    for name in ("a.npy", "a.tif"):
+        np.testing.assert_array_equal(read_mask(tmp_path / name, MaskOptions(scale=scale)), BINARY[None])
+
+
+# row 18
+@pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif"])
+def test_a_palette_gives_its_indices(tmp_path: Path, name: str) -> None:
+    image = Image.fromarray(CLASSES)
+    image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0])
+    image.save(tmp_path / name)
+    np.testing.assert_array_equal(read_mask(tmp_path / name, MaskOptions(classes=4)), CLASSES[None])
+
+
+def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Path) -> None:
+    image = Image.fromarray(BINARY * np.uint8(215))
+    image.putpalette(bytes(645) + b"\xff" * 3)
+    image.save(tmp_path / "a.png")
+    hint = 'set classes=216 if these are class numbers, or palette="expand" if they stand for black and white'
+    with pytest.raises(DataError, match=f"values 0, 215; .*; {hint}"):
+        read_mask(tmp_path / "a.png")
+    np.testing.assert_array_equal(read_mask(tmp_path / "a.png", MaskOptions(palette="expand")), BINARY[None])
+    image.putpalette(bytes(645) + b"\xff\0\0")
+    image.save(tmp_path / "a.png")
+    with pytest.raises(DataError, match="3 channels that differ"):
+        read_mask(tmp_path / "a.png", MaskOptions(palette="expand"))
+
+
+# row 44
+def test_equal_channels_count_as_one(tmp_path: Path) -> None:
+    path = _png(tmp_path / "a.png", np.stack([BINARY] * 3, -1))
+    np.testing.assert_array_equal(read_mask(path), BINARY[None])
+    colors = np.stack([BINARY, BINARY, 1 - BINARY], -1)
+    with pytest.raises(DataError, match=r"a.png: 3 channels that differ, first at row 0, column 0"):
+        read_mask(_png(tmp_path / "a.png", colors))
+
+
+def test_alpha_is_no_class(tmp_path: Path) -> None:
+    path = _png(tmp_path / "a.png", np.stack([BINARY] * 4, -1))
+    with pytest.raises(DataError, match='alpha; set alpha="drop"'):
+        read_mask(path)
+    np.testing.assert_array_equal(read_mask(path, MaskOptions(alpha="drop")), BINARY[None])
+
+
+# rows 45 and 46
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([0, 1, 2], {}, "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; set classes=3 if these are class numbers"),
+        ([0, 1, 255], {}, "values 0, 1, 255; .*values in between come from JPEG or from smooth scaling"),
+        ([0, 4, 7], {"classes": 4}, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set classes=8"),
+        ([0, 255], {"classes": 4}, "values 0, 255; allowed are 0 to 3 .*; set classes=2"),
+        (list(range(12)), {}, "values 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ... 2 more up to 11;"),
+        ([0, 300], {"classes": 256}, "values 0, 300; allowed are 0 to 255"),
+        ([-1, 1], {"classes": 5}, "values -1, 1; allowed are 0 to 4"),
+        ([0, -1], {}, "values -1, 0; allowed are 0 and 1"),
+    ],
+)
+def test_a_value_that_is_no_class_is_shown(
+    tmp_path: Path, values: list[int], options: dict[str, Any], message: str
+) -> None:
+    np.save(tmp_path / "a.npy", np.array([values] * 20, np.int16))
+    with pytest.raises(DataError, match=f"a.npy: mask with the {message}"):
+        read_mask(tmp_path / "a.npy", MaskOptions(**options))
+
+
+# row 47
+@pytest.mark.parametrize(("value", "shown"), [(0.5, "0.0, 0.5"), (1.0, "0.0, 1.0"), (np.nan, "0.0, nan")])
+def test_a_float_mask_is_refused(tmp_path: Path, value: float, shown: str) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.where(BINARY, value, 0).astype(np.float32))
+    message = f"a.tif: mask of float32 with the values {shown}; masks are whole numbers, save them as 8-bit PNG"
+    with pytest.raises(DataError, match=message):
+        read_mask(tmp_path / "a.tif")
+
+
+# row 48
+def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
+    mask = np.zeros((32, 32), np.uint8)
+    mask[5:20, 7:23] = 255
+    _png(tmp_path / "a.jpg", mask)
+    with pytest.raises(
+        DataError, match=r"a.jpg: mask with the values 0, 1, 2, .* more up to 255; .* save masks as PNG"
+    ):
+        read_mask(tmp_path / "a.jpg")
+    mask[:] = 0
+    mask[8:16, 8:24] = 255  # whole blocks survive
+    np.testing.assert_array_equal(read_mask(_png(tmp_path / "a.jpg", mask)), mask[None] // 255)
+
+
+def test_sixteen_bit_classes_become_bytes(tmp_path: Path) -> None:
+    cv2.imwrite(os.fspath(tmp_path / "a.png"), CLASSES.astype(np.uint16))
+    mask = read_mask(tmp_path / "a.png", MaskOptions(classes=4))
+    np.testing.assert_array_equal(mask, CLASSES[None])
+    assert mask.dtype == np.uint8
+
+
+# row 20: one rule for image and mask
+def test_a_mask_is_turned_as_its_image(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    path = _png(tmp_path / "a.png", BINARY, exif=exif)
+    np.testing.assert_array_equal(read_mask(path), BINARY[None])
+    np.testing.assert_array_equal(read_mask(path, MaskOptions(exif="apply")), np.rot90(BINARY, -1)[None])
+
+
+def test_reading_errors_name_the_file_once(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"text")
+    with pytest.raises(DataError) as caught:
+        read_mask(tmp_path / "a.png")
+    assert len(re.findall("a.png", str(caught.value))) == 1

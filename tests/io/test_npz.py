@@ -1,0 +1,137 @@
+"""Archives may come from anybody: nothing is unpacked before its header fits its size."""
+
+import io
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_data.errors import DataError
+from lit_data.io.npz import read_npz
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def _write(path: Path, *members: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_come_back_in_order(tmp_path: Path, save: object) -> None:
+    arrays = {
+        "image": np.arange(12, dtype=">u2").reshape(3, 4),
+        "b": np.asfortranarray(np.eye(3)),
+        "empty": np.zeros((0, 4), np.float32),
+        "one": np.array(7),
+        "text": np.array(["a", "bc"]),
+    }
+    save(tmp_path / "a.npz", **arrays)  # type: ignore[operator]
+    found = read_npz(tmp_path / "a.npz")
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+
+
+GOOD = _npy(np.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("../a.npy", GOOD)], r"member '../a.npy'; names are letters, digits and underscores"),
+        ([("a/b.npy", GOOD)], r"member 'a/b.npy'; names are"),
+        ([("a.txt", b"text")], r"member 'a.txt'; names are"),
+        ([("b\n.npy", GOOD)], r"member 'b\\n.npy'; names are"),
+        ([("a.npy", _npy(np.array([1, None])))], "a.npz: a.npy: array of Python objects; they could run code"),
+        ([("a.npy", GOOD + b"x")], r"a.npy: array of shape \(4,\), int64: 32 bytes expected, 33 found"),
+        ([("a.npy", GOOD[:-1])], "32 bytes expected, 31 found"),
+        ([("a.npy", b"")], "a.npy: not a NumPy array"),
+        ([("a.npy", b"text")], "a.npy: not a NumPy array of version 1, 2 or 3, starts with b'text'"),
+        (
+            [("a.npy", b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + bytes(99))],
+            "array header of 2147483647 bytes; at most 111",
+        ),
+    ],
+)
+def test_a_hostile_member_is_refused(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
+    _write(tmp_path / "a.npz", *members)
+    with pytest.raises(DataError, match=message):
+        read_npz(tmp_path / "a.npz")
+
+
+# 237 bytes that made NumPy ask for 8 TiB
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (8796093022208,), }"
+    _write(tmp_path / "a.npz", ("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text))
+    with pytest.raises(DataError, match="8796093022208 bytes expected, 0 found"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_the_total_is_limited(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros(1000, np.uint8), b=np.zeros(1000, np.uint8))
+    with pytest.raises(DataError, match="2256 bytes unpacked, more than max_total_bytes=2255; raise that"):
+        read_npz(tmp_path / "a.npz", max_total_bytes=2255)
+    assert len(read_npz(tmp_path / "a.npz", max_total_bytes=2256)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # zipfile warns when such an archive is written
+def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+    _write(tmp_path / "a.npz", ("a.npy", GOOD), ("a.npy", GOOD))
+    with pytest.raises(DataError, match=r"two members are named 'a.npy'"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_other_packings_are_refused(tmp_path: Path) -> None:
+    _write(tmp_path / "a.npz", ("a.npy", GOOD), method=zipfile.ZIP_LZMA)
+    with pytest.raises(DataError, match=r"member 'a.npy' is encrypted or packed by method 14; save with numpy"):
+        read_npz(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "a.npz: 0 bytes"),
+        (b"this is text", "a.npz: not an .npz archive"),
+        (GOOD, "a.npz: not an .npz archive"),
+        (b"PK\x03\x04" + bytes(40), r"a.npz: cannot be read \(BadZipFile: File is not a zip file\)"),
+    ],
+)
+def test_what_is_no_archive_is_named(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_a_cut_or_flipped_archive_is_an_error(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", a=np.arange(1000))
+    data = (tmp_path / "a.npz").read_bytes()
+    for size in np.linspace(1, len(data) - 1, 20).astype(int):
+        (tmp_path / "a.npz").write_bytes(data[:size])
+        with pytest.raises(DataError, match=r"a.npz: (cannot be read|not an)"):
+            read_npz(tmp_path / "a.npz")
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    (tmp_path / "a.npz").write_bytes(flipped)
+    with pytest.raises(DataError, match=r"a.npz: a.npy: cannot be read \((BadZipFile: Bad CRC-32|error: Error -3)"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_no_file_of_the_package_lets_numpy_unpickle() -> None:
+    package = Path(__file__).resolve().parents[2] / "lit_data"
+    uses = [
+        line.strip()
+        for path in package.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "allow_pickle" in line or "np.load(" in line
+    ]
+    assert len(uses) >= 2
+    assert [line for line in uses if "allow_pickle=False" not in line] == []

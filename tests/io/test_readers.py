@@ -1,0 +1,314 @@
+"""Pixels come out as stored, in any format, with every error naming the file."""
+
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageOps
+
+from lit_data.errors import DataError
+from lit_data.io.header import read_header
+from lit_data.io.options import ReadOptions
+from lit_data.io.readers import read_image
+
+GRAY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
+RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+PLANES = np.ascontiguousarray(RGB.transpose(2, 0, 1))
+
+
+def _read(path: Path, **options: Any) -> np.ndarray:
+    """Read in both ways, and hold the result against the header."""
+    rules = ReadOptions(**options)
+    image = read_image(path, rules)
+    header = read_header(path, rules)
+    assert (image.shape, image.dtype) == (header.shape, header.dtype)
+    assert image.flags.c_contiguous
+    assert image.flags.writeable
+    assert image.dtype.isnative
+    np.testing.assert_array_equal(image, read_image(path, rules, strict=True))
+    return image
+
+
+def _save(path: Path, pixels: np.ndarray, **options: Any) -> Path:
+    Image.fromarray(pixels).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif"])
+def test_channels_come_as_stored(tmp_path: Path, name: str) -> None:
+    np.testing.assert_array_equal(_read(_save(tmp_path / name, RGB)), PLANES)
+    np.testing.assert_array_equal(_read(_save(tmp_path / name, GRAY)), GRAY[None])
+
+
+def test_a_jpeg_comes_in_the_order_of_its_colors(tmp_path: Path) -> None:
+    red = np.zeros((16, 16, 3), np.uint8)
+    red[..., 0] = 254
+    image = _read(_save(tmp_path / "a.jpg", red))
+    np.testing.assert_array_equal(image[:, 8, 8], [254, 0, 0])
+
+
+# the documented switch, DESIGN 4
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp", "a.tif"])
+def test_cv2_order_gives_what_imread_gives(tmp_path: Path, name: str) -> None:
+    path = _save(tmp_path / name, RGB)
+    expected = cv2.imread(os.fspath(path), cv2.IMREAD_UNCHANGED).transpose(2, 0, 1)
+    np.testing.assert_array_equal(_read(path, cv2_order=True), expected)
+    np.testing.assert_array_equal(_read(path), expected[::-1])
+
+
+def test_cv2_order_leaves_arrays_and_other_channel_counts(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", PLANES)
+    np.testing.assert_array_equal(_read(tmp_path / "a.npy", cv2_order=True), PLANES)
+    pixels = np.random.default_rng(0).integers(0, 9, (6, 8, 5), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="minisblack", planarconfig="contig")
+    np.testing.assert_array_equal(_read(tmp_path / "a.tif", cv2_order=True), _read(tmp_path / "a.tif"))
+
+
+# row 13
+def test_gray_can_become_three_channels(tmp_path: Path) -> None:
+    path = _save(tmp_path / "a.png", GRAY)
+    np.testing.assert_array_equal(_read(path, gray_to_rgb=True), np.stack([GRAY] * 3))
+    np.testing.assert_array_equal(_read(_save(tmp_path / "b.png", RGB), gray_to_rgb=True), PLANES)
+
+
+# rows 14 and 15, and a transparent colour
+@pytest.mark.parametrize(
+    ("mode", "saving", "expected"),
+    [("LA", {}, GRAY[None]), ("RGBA", {}, PLANES), ("RGB", {"transparency": (1, 2, 3)}, PLANES)],
+)
+def test_alpha_is_dropped_only_on_request(
+    tmp_path: Path, mode: str, saving: dict[str, Any], expected: np.ndarray
+) -> None:
+    image = Image.fromarray(GRAY if mode == "LA" else RGB).convert(mode)
+    if not saving:
+        image.putalpha(Image.fromarray(GRAY))
+    image.save(tmp_path / "a.png", **saving)
+    count = len(expected)
+    with pytest.raises(DataError, match=rf'a.png: {count} channel\(s\) and alpha; set alpha="drop" to read it without'):
+        read_image(tmp_path / "a.png")
+    np.testing.assert_array_equal(_read(tmp_path / "a.png", alpha="drop"), expected)
+
+
+def test_alpha_of_a_tiff_is_dropped_wherever_it_stands(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 9, (6, 8, 5), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=("unassalpha", "unspecified"))
+    with pytest.raises(DataError, match=r"4 channel\(s\) and alpha"):
+        read_image(tmp_path / "a.tif")
+    np.testing.assert_array_equal(_read(tmp_path / "a.tif", alpha="drop"), pixels[..., [0, 1, 2, 4]].transpose(2, 0, 1))
+
+
+# row 16
+def test_sixteen_bits_are_kept(tmp_path: Path) -> None:
+    deep = np.arange(48, dtype=np.uint16).reshape(6, 8) * 1365
+    cv2.imwrite(os.fspath(tmp_path / "a.png"), deep)
+    np.testing.assert_array_equal(_read(tmp_path / "a.png"), deep[None])
+    cv2.imwrite(os.fspath(tmp_path / "b.png"), np.stack([deep, deep // 2, deep // 3], -1))
+    np.testing.assert_array_equal(_read(tmp_path / "b.png"), np.stack([deep // 3, deep // 2, deep]))
+
+
+# row 17
+def test_one_bit_becomes_black_and_white(tmp_path: Path) -> None:
+    Image.fromarray(GRAY > 100).save(tmp_path / "a.png", bits=1)
+    np.testing.assert_array_equal(_read(tmp_path / "a.png"), np.where(GRAY > 100, 255, 0)[None])
+
+
+# row 18, and the same for BMP and TIFF
+@pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif"])
+def test_a_palette_is_expanded_or_kept(tmp_path: Path, name: str) -> None:
+    palette = np.array([[255, 0, 0], [0, 255, 0], [10, 20, 30], [4, 5, 6]], np.uint8)
+    indices = np.arange(45, dtype=np.uint8).reshape(5, 9) % 4
+    image = Image.fromarray(indices)
+    image.putpalette(palette.tobytes())
+    assert image.mode == "P"
+    image.save(tmp_path / name)
+    np.testing.assert_array_equal(_read(tmp_path / name), palette[indices].transpose(2, 0, 1))
+    np.testing.assert_array_equal(_read(tmp_path / name, palette="index"), indices[None])
+    with pytest.raises(DataError, match='a palette image; set palette="expand" for its colours or palette="index"'):
+        read_image(tmp_path / name, ReadOptions(palette="error"))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_small_palette_indices_are_unpacked(tmp_path: Path, bits: int) -> None:
+    indices = np.arange(45, dtype=np.uint8).reshape(5, 9) % 2**bits
+    image = Image.fromarray(indices)
+    image.putpalette(bytes(range(100, 100 + 3 * 2**bits)))
+    image.save(tmp_path / "a.png", bits=bits)
+    np.testing.assert_array_equal(_read(tmp_path / "a.png", palette="index"), indices[None])
+    np.testing.assert_array_equal(_read(tmp_path / "a.png")[0], 100 + 3 * indices)
+
+
+def test_transparency_of_a_palette_counts_as_alpha_of_its_colors(tmp_path: Path) -> None:
+    image = Image.fromarray(GRAY % 2)
+    image.putpalette([1, 2, 3, 4, 5, 6])
+    image.save(tmp_path / "a.png", transparency=0)
+    with pytest.raises(DataError, match="alpha"):
+        read_image(tmp_path / "a.png")
+    np.testing.assert_array_equal(_read(tmp_path / "a.png", palette="index"), GRAY[None] % 2)
+    assert _read(tmp_path / "a.png", alpha="drop")[:, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_an_index_beyond_the_palette_is_an_error(tmp_path: Path) -> None:
+    image = Image.fromarray(GRAY % 7)
+    image.putpalette(bytes(768))
+    image.save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    start, end = data.index(b"PLTE"), data.index(b"IDAT") - 4
+    palette = b"PLTE" + bytes(12)
+    palette = struct.pack(">I", 12) + palette + struct.pack(">I", zlib.crc32(palette))
+    (tmp_path / "a.png").write_bytes(data[: start - 4] + palette + data[end:])
+    with pytest.raises(DataError, match="index 6 in a palette of 4 colours"):
+        read_image(tmp_path / "a.png")
+
+
+def _bmp(pixels: bytes, bits: int, palette: bytes = b"", *, compression: int = 0, masks: bytes = b"") -> bytes:
+    info_bytes = 108 if masks else 40
+    start = 14 + info_bytes + len(palette)
+    info = struct.pack("<IiiHHIIiiII", info_bytes, 2, 2, 1, bits, compression, 0, 0, 0, len(palette) // 4, 0)
+    body = info + masks + bytes(info_bytes - 40 - len(masks)) + palette + pixels
+    return struct.pack("<2sIII", b"BM", 14 + len(body), 0, start) + body
+
+
+_FOUR_BITS = _bmp(bytes([0x01, 0, 0, 0, 0x10, 0, 0, 0]), 4, bytes([1, 2, 3, 0, 4, 5, 6, 0]))
+_MASKED = _bmp(bytes(range(16)), 32, compression=3, masks=struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000))
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "expected"),
+    [
+        # grey palettes: values, not indices, and one channel
+        (_bmp(bytes([1, 0, 0, 0, 0, 1, 0, 0]), 8, bytes([9, 9, 9, 0, 7, 7, 7, 0])), {}, [[[9, 7], [7, 9]]]),
+        (_bmp(bytes([64, 0, 0, 0, 128, 0, 0, 0]), 1, bytes(4) + b"\xff" * 4), {}, [[[255, 0], [0, 255]]]),
+        # colour palette of 4 bits
+        (_FOUR_BITS, {}, [[[6, 3], [3, 6]], [[5, 2], [2, 5]], [[4, 1], [1, 4]]]),
+        (_FOUR_BITS, {"palette": "index"}, [[[1, 0], [0, 1]]]),
+        # 32 bits: the fourth byte means nothing, unless a mask says it is alpha
+        (_bmp(bytes(range(16)), 32), {}, [[[10, 14], [2, 6]], [[9, 13], [1, 5]], [[8, 12], [0, 4]]]),
+        (_MASKED, {"alpha": "drop"}, [[[10, 14], [2, 6]], [[9, 13], [1, 5]], [[8, 12], [0, 4]]]),
+    ],
+)
+def test_bmp_variants(tmp_path: Path, data: bytes, options: dict[str, Any], expected: list[list[list[int]]]) -> None:
+    (tmp_path / "a.bmp").write_bytes(data)
+    np.testing.assert_array_equal(_read(tmp_path / "a.bmp", **options), expected)
+
+
+# row 19
+def test_a_cmyk_jpeg_is_three_channels_with_a_note(tmp_path: Path) -> None:
+    Image.fromarray(RGB).convert("CMYK").save(tmp_path / "a.jpg")
+    assert _read(tmp_path / "a.jpg").shape == (3, 6, 8)
+    assert read_header(tmp_path / "a.jpg").notes == ("CMYK JPEG, converted to RGB without a colour profile",)
+
+
+# row 20
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.jpg"])
+def test_an_orientation_is_applied_only_on_request(tmp_path: Path, name: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[274] = orientation
+    pixels = np.repeat(np.repeat(GRAY, 8, 0), 8, 1)  # whole JPEG blocks
+    path = _save(tmp_path / name, pixels, exif=exif)
+    if name == "a.tif":
+        tifffile.imwrite(path, pixels, extratags=[(274, 3, 1, orientation, True)])
+    stored = _read(path)
+    assert stored.shape == (1, 48, 64)
+    with Image.open(_save(tmp_path / "b.png", stored[0], exif=exif)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    np.testing.assert_array_equal(_read(path, exif="apply"), expected[None])
+
+
+# rows 44 and DESIGN 4
+def test_equal_channels_collapse_and_different_ones_are_shown(tmp_path: Path) -> None:
+    pixels = np.stack([GRAY] * 3, -1)
+    np.testing.assert_array_equal(_read(_save(tmp_path / "a.png", pixels), equal_channels="collapse"), GRAY[None])
+    pixels[4, 3, 1] = 7
+    _save(tmp_path / "a.png", pixels)
+    with pytest.raises(DataError, match=r"a.png: 3 channels that differ, first at row 4, column 3 \(175, 7, 175\)"):
+        read_image(tmp_path / "a.png", ReadOptions(equal_channels="collapse"))
+    np.testing.assert_array_equal(_read(tmp_path / "a.png"), pixels.transpose(2, 0, 1))
+
+
+def test_integers_become_floats_on_request(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([[-1, 2**24]], np.int64))
+    image = _read(tmp_path / "a.npy", as_float=True)
+    assert (image.dtype, image.tolist()) == (np.float32, [[[-1.0, 16777216.0]]])
+    assert read_header(tmp_path / "a.npy", ReadOptions(as_float=True)).notes == ("int64 cast to float32",)
+    assert _read(tmp_path / "a.npy").dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((6, 8), (1, 6, 8)),
+        ((3, 6, 8), (3, 6, 8)),
+        ((6, 8, 3), (3, 6, 8)),
+        ((3, 8, 3), (3, 8, 3)),
+        ((16, 2, 40), (16, 2, 40)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["|u1", ">u2", "<i4", ">f4", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_are_read_in_any_order(
+    tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...], dtype: str, order: str
+) -> None:
+    array = np.asarray(np.arange(np.prod(shape)).reshape(shape) % 100, dtype, order=order)  # type: ignore[call-overload]
+    np.save(tmp_path / "a.npy", array)
+    image = _read(tmp_path / "a.npy")
+    planes = array[None] if array.ndim == 2 else array if array.shape == expected else array.transpose(2, 0, 1)
+    np.testing.assert_array_equal(image, planes)
+    assert image.dtype == array.dtype.newbyteorder("=")
+
+
+# rows 38 and 40
+@pytest.mark.parametrize("name", ["ünï 日本", "line\nbreak", "n" * 250, os.fsdecode(b"\xe9")])
+@pytest.mark.parametrize("extension", [".png", ".tif", ".npy"])
+def test_any_name_works(tmp_path: Path, name: str, extension: str) -> None:
+    path = tmp_path / (name + extension)
+    if extension == ".npy":
+        np.save(path, PLANES)
+    else:
+        buffer = io.BytesIO()
+        Image.fromarray(RGB).save(buffer, "PNG" if extension == ".png" else "TIFF")
+        path.write_bytes(buffer.getvalue())
+    np.testing.assert_array_equal(_read(path), PLANES)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError) as caught:
+        read_image(path)
+    shown = str(caught.value)
+    assert "not a PNG" in shown
+    assert "\n" not in shown
+    shown.encode("utf-8")
+
+
+def test_what_a_library_raises_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise cv2.error("out of\nmemory")
+
+    monkeypatch.setattr(cv2, "imdecode", fail)
+    with pytest.raises(DataError, match=r"a.png: OpenCV refuses it"):
+        read_image(_save(tmp_path / "a.png", RGB))
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: None)
+    with pytest.raises(DataError, match=r"a.png: damaged png: OpenCV cannot decode it"):
+        read_image(tmp_path / "a.png")
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: GRAY)
+    with pytest.raises(DataError, match=r"the decoder gives uint8 \(6, 8\) where the header says uint8 \(6, 8, 3\)"):
+        read_image(tmp_path / "a.png")
+    monkeypatch.setattr(np, "load", fail)
+    np.save(tmp_path / "a.npy", PLANES)
+    with pytest.raises(DataError, match=r"a.npy: cannot be read \(error: out of\\nmemory\)"):
+        read_image(tmp_path / "a.npy")
+
+
+def test_the_source_is_never_touched(tmp_path: Path) -> None:
+    for name in ("a.png", "a.tif"):
+        path = _save(tmp_path / name, RGB)
+        path.chmod(0o400)
+        before = path.read_bytes(), path.stat().st_mtime_ns
+        image = _read(path)
+        image += 1  # the result is the caller's own
+        assert (path.read_bytes(), path.stat().st_mtime_ns) == before

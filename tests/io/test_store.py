@@ -1,0 +1,233 @@
+"""Reading a decoded store: what went in comes out, nothing can be changed, and damage is found."""
+
+import gc
+import os
+import pickle
+import random
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lit_data.errors import StoreCorruptError, StoreError
+from lit_data.io.decoders import ImageDecoder, ImageSource
+from lit_data.io.store import DecodedStore
+from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME, StoreHeader
+from lit_data.io.store_index import IMAGE_RECORD
+from lit_data.io.store_sources import join_paths
+
+EQUAL = ((3, 5, 7),) * 4
+MIXED = ((3, 5, 7), (3, 1, 3), (3, 8, 4), (3, 2, 9))
+Image = NDArray[np.generic]
+MakeStore = Callable[[Sequence[Image]], DecodedStore]
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> MakeStore:
+    def make(images: Sequence[Image]) -> DecodedStore:
+        (tmp_path / "images").mkdir()
+        paths = [str(tmp_path / "images" / f"{number}.npy") for number in range(len(images))]
+        for path, image in zip(paths, images, strict=True):
+            np.save(path, image)
+        return DecodedStore.build([ImageSource((path,)) for path in paths], tmp_path / "cache", decoder=ImageDecoder())
+
+    return make
+
+
+def make_images(shapes: Sequence[tuple[int, ...]], dtype: str = "uint8") -> list[Image]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, size=shape).astype(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("shapes", [EQUAL, MIXED, EQUAL[:1]], ids=["equal", "mixed", "one"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+def test_round_trip(make_store: MakeStore, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    images = make_images(shapes, dtype)
+    store = make_store(images)
+    assert len(store) == len(images)
+    for number, image in enumerate(images):
+        assert store[number].dtype == dtype
+        np.testing.assert_array_equal(store[number], image)
+        np.testing.assert_array_equal(store[number - len(images)], image)
+        assert Path(store.name(number)).name == f"{number}.npy"
+    assert store.heights_px.tolist() == [shape[1] for shape in shapes]
+    assert store.widths_px.tolist() == [shape[2] for shape in shapes]
+    assert store.heights_px.dtype == store.widths_px.dtype == np.int64
+    assert (store.channels, store.dtype) == (3, np.dtype(dtype))
+    assert store.nbytes == sum(image.nbytes for image in images)
+    assert store.path.name == store.key
+    assert store.verify() == []
+    for wrong in (len(images), -len(images) - 1):
+        with pytest.raises(IndexError):
+            store[wrong]
+        with pytest.raises(IndexError):
+            store.name(wrong)
+
+
+@pytest.mark.parametrize("shapes", [EQUAL, MIXED], ids=["equal", "mixed"])
+def test_writing_into_a_view_raises(make_store: MakeStore, shapes: Sequence[tuple[int, ...]]) -> None:
+    store = make_store(make_images(shapes))
+    with pytest.raises(ValueError, match="read-only"):
+        store[0][...] += 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        store[0].flags.writeable = True
+    assert store.verify() == []
+
+
+def test_views_outlive_the_store(make_store: MakeStore) -> None:
+    images = make_images(MIXED)
+    store = make_store(images)
+    views = list(map(store.__getitem__, range(len(store))))
+    shutil.rmtree(store.path)
+    del store
+    gc.collect()
+    for view, image in zip(views, images, strict=True):
+        np.testing.assert_array_equal(view, image)
+
+
+def test_pickles_as_its_path(make_store: MakeStore) -> None:
+    images = make_images(MIXED)
+    pickled = pickle.dumps(make_store(images))
+    assert len(pickled) < 1024
+    store = pickle.loads(pickled)
+    for number, image in enumerate(images):
+        np.testing.assert_array_equal(store[number], image)
+
+
+def test_many_threads_read_the_same(make_store: MakeStore) -> None:
+    images = make_images(MIXED)
+    store = make_store(images)
+    order = [number % len(images) for number in range(400)]
+    with ThreadPoolExecutor(8) as pool:
+        for number, view in zip(order, pool.map(store.__getitem__, order), strict=True):
+            np.testing.assert_array_equal(view, images[number])
+
+
+def test_repr_names_size_and_place(make_store: MakeStore) -> None:
+    store = make_store(make_images(EQUAL))
+    assert repr(store) == f"DecodedStore(4 images, 3 channels, uint8, 420 bytes, {store.path})"
+
+
+@pytest.mark.parametrize("change_bytes", [-1, 1])
+@pytest.mark.parametrize("name", [PIXELS_NAME, INDEX_NAME])
+def test_wrong_length_is_refused(make_store: MakeStore, name: str, change_bytes: int) -> None:
+    path = make_store(make_images(MIXED)).path / name
+    size_bytes = path.stat().st_size
+    os.truncate(path, size_bytes + change_bytes)
+    message = f"{name}: expected {size_bytes} bytes, found {size_bytes + change_bytes}; delete the folder .* prepare"
+    with pytest.raises(StoreCorruptError, match=message):
+        DecodedStore.open(path.parent)
+
+
+def test_check_size_finds_a_file_cut_while_it_is_open(make_store: MakeStore) -> None:
+    store = make_store(make_images(EQUAL))
+    store.check_size()
+    os.truncate(store.path / PIXELS_NAME, 100)
+    with pytest.raises(StoreCorruptError, match=r"pixels.bin: expected 420 bytes, found 100; delete the folder"):
+        store.check_size()
+    with pytest.raises(StoreCorruptError, match="found 100"):
+        store.verify()
+
+
+def test_check_size_passes_after_the_store_was_removed(make_store: MakeStore) -> None:
+    store = make_store(make_images(EQUAL))
+    shutil.rmtree(store.path)
+    store.check_size()
+
+
+@pytest.mark.parametrize("name", [HEADER_NAME, INDEX_NAME, PIXELS_NAME])
+def test_missing_and_irregular_files_are_refused(make_store: MakeStore, name: str) -> None:
+    path = make_store(make_images(EQUAL)).path
+    (path / name).unlink()
+    with pytest.raises(StoreCorruptError, match=f"{name}: expected a file, found nothing"):
+        DecodedStore.open(path)
+    os.mkfifo(path / name)
+    with pytest.raises(StoreCorruptError, match=f"{name}: not a regular file"):
+        DecodedStore.open(path)
+
+
+def test_no_store_and_no_permission(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreError, match=r"no decoded store at .*nowhere; run `python -m lit_data prepare`"):
+        DecodedStore.open(tmp_path / "nowhere")
+    path = make_store(make_images(EQUAL)).path
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match=r"header.json cannot be read: Permission denied; check its permissions"):
+        DecodedStore.open(path)
+
+
+def test_every_flipped_byte_is_found(make_store: MakeStore) -> None:
+    store = make_store(make_images(MIXED))
+    rng = random.Random(0)
+    files = [store.path / name for name in (HEADER_NAME, INDEX_NAME, PIXELS_NAME)]
+    found = 0
+    for flip in range(200):
+        path = files[flip % len(files)]
+        content = path.read_bytes()
+        place = rng.randrange(len(content))
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(bytes([content[place] ^ (1 << rng.randrange(8))]))
+        try:
+            found += bool(DecodedStore.open(store.path).verify())
+        except StoreError:
+            found += 1
+        with path.open("r+b") as file:
+            file.write(content)
+    assert found == 200
+    assert DecodedStore.open(store.path).verify() == []
+
+
+def test_verify_names_images_and_sources(make_store: MakeStore) -> None:
+    store = make_store(make_images(EQUAL))
+    pixels = bytearray((store.path / PIXELS_NAME).read_bytes())
+    pixels[0] ^= 1
+    (store.path / PIXELS_NAME).write_bytes(pixels)
+    Path(store.name(1)).unlink()
+    changed = Path(store.name(2))
+    status = changed.stat()
+    changed.write_bytes(changed.read_bytes()[:-1] + b"!")
+    os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns))
+    lines = DecodedStore.open(store.path).verify()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"{store.name(0)}: the stored pixels have CRC-32 ")
+    assert lines[1].startswith(f"{store.name(1)}: ")
+    assert lines[2].startswith(f"{changed}: the source has CRC-32 ")
+
+
+def test_many_images_are_flat_arrays(tmp_path: Path) -> None:
+    count = 200_000
+    table = join_paths((f"folder/{number:06}.png",) for number in range(count))
+    images = np.zeros(count, IMAGE_RECORD)
+    images["offset"] = images["first_source"] = np.arange(count)
+    images["channels"] = images["height_px"] = images["width_px"] = 1
+    index = images.tobytes() + table.files.tobytes() + table.names.tobytes()
+    header = StoreHeader(
+        key="k",
+        dtype="uint8",
+        channels=1,
+        images=count,
+        sources=count,
+        pixels_bytes=count,
+        names_bytes=table.names.nbytes,
+        index_crc32=zlib.crc32(index),
+        decoder="fake",
+        on_bad="error",
+        notes={},
+        skipped=(),
+    )
+    for name, content in ((HEADER_NAME, header.encode()), (INDEX_NAME, index), (PIXELS_NAME, bytes(count))):
+        (tmp_path / name).write_bytes(content)
+    objects = len(gc.get_objects())
+    store = DecodedStore.open(tmp_path)
+    assert len(gc.get_objects()) - objects < 100
+    assert (store.name(count - 1), len(store), store[count - 1].shape) == ("folder/199999.png", count, (1, 1, 1))
+    assert len(pickle.dumps(store)) < 1024

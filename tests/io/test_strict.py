@@ -1,0 +1,166 @@
+"""Strict reading finds what a decoder lets pass."""
+
+import io
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from lit_data.errors import DataError
+from lit_data.io.options import ReadOptions
+from lit_data.io.readers import read_image
+from lit_data.io.strict import decode_strict
+
+SMOOTH = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8), (0, 0), 2)
+
+
+def _saved(kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(SMOOTH).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_the_file_is_fingerprinted(tmp_path: Path) -> None:
+    data = _saved("PNG")
+    (tmp_path / "a.png").write_bytes(data)
+    decoded = decode_strict(tmp_path / "a.png")
+    np.testing.assert_array_equal(decoded.array, SMOOTH.transpose(2, 0, 1))
+    assert (decoded.source_crc32, decoded.source_bytes, decoded.notes) == (zlib.crc32(data), len(data), ())
+
+
+# row 7: OpenCV gives a full-size array for most of these when it reads the file itself
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 100, "subsampling": 0}])
+def test_a_jpeg_cut_anywhere_is_an_error(tmp_path: Path, options: dict[str, Any]) -> None:
+    data = _saved("JPEG", **options)
+    path = tmp_path / "a.jpg"
+    for size in np.linspace(1, len(data) - 1, 30).astype(int):
+        path.write_bytes(data[:size])
+        for strict in (False, True):
+            with pytest.raises(DataError, match=r"a.jpg: (truncated JPEG|not a PNG)"):
+                read_image(path, strict=strict)
+
+
+def test_the_second_decoder_finds_a_cut_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_data.io.pixels.check_jpeg_end", lambda _: None)
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: SMOOTH)  # what old OpenCV does: a full-size array, no error
+    data = _saved("JPEG")
+    for size in np.linspace(len(data) - 300, len(data) - 3, 10).astype(int):
+        (tmp_path / "a.jpg").write_bytes(data[:size])
+        with pytest.raises(DataError, match=r"a.jpg: truncated or damaged JPEG: image file is truncated"):
+            decode_strict(tmp_path / "a.jpg")
+
+
+def test_a_whole_jpeg_may_have_a_thumbnail_and_a_tail(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[37500] = _saved("JPEG")  # a maker note that holds an image of its own, with an end marker
+    data = _saved("JPEG", exif=exif)
+    for whole in (data, data + bytes(100), data + _saved("JPEG")):
+        (tmp_path / "a.jpg").write_bytes(whole)
+        assert decode_strict(tmp_path / "a.jpg").array.shape == (3, 40, 60)
+    (tmp_path / "a.jpg").write_bytes(data[:-50])
+    with pytest.raises(DataError, match="truncated JPEG: no end marker"):
+        decode_strict(tmp_path / "a.jpg")
+
+
+# row 8: cannot be seen at first; the stored CRC finds it later
+def test_a_flipped_bit_in_a_jpeg_changes_the_fingerprint(tmp_path: Path) -> None:
+    data = bytearray(_saved("JPEG"))
+    (tmp_path / "a.jpg").write_bytes(data)
+    before = decode_strict(tmp_path / "a.jpg").source_crc32
+    data[-40] ^= 1
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert decode_strict(tmp_path / "a.jpg").source_crc32 != before
+
+
+# rows 4 and 5
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_png_cut_anywhere_is_an_error(tmp_path: Path, strict: bool) -> None:
+    data = _saved("PNG")
+    for size in [*np.linspace(1, len(data) - 13, 30).astype(int), len(data) - 12, len(data) - 1]:
+        (tmp_path / "a.png").write_bytes(data[:size])
+        with pytest.raises(
+            DataError, match=r"a.png: (truncated PNG: (chunk|no end chunk|\d+ bytes expected)|not a PNG)"
+        ):
+            read_image(tmp_path / "a.png", strict=strict)
+
+
+# row 6
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_png_with_one_flipped_byte_is_an_error(tmp_path: Path, strict: bool) -> None:
+    data = _saved("PNG")
+    for place in np.random.default_rng(0).choice(len(data), 60, replace=False):
+        flipped = bytearray(data)
+        flipped[place] ^= 0xFF
+        (tmp_path / "a.png").write_bytes(flipped)
+        with pytest.raises(DataError, match=r"a.png: .*(checksum|truncated PNG|damaged PNG|not a PNG)"):
+            read_image(tmp_path / "a.png", strict=strict)
+
+
+def test_a_chunk_that_claims_gigabytes_is_refused_before_opencv_makes_room(tmp_path: Path) -> None:
+    data = _saved("PNG")
+    place = data.index(b"IDAT")
+    (tmp_path / "a.png").write_bytes(data[: place - 4] + b"\x7f\xff\xff\x00" + data[place:])
+    with pytest.raises(DataError, match="chunk b'IDAT' needs 2147483437 bytes, found"):
+        read_image(tmp_path / "a.png")
+
+
+# row 29
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["a.npy", "a.tif"])
+def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: float) -> None:
+    pixels = np.zeros((5, 7), np.float32)
+    pixels[3, 4] = pixels[4, 1] = value
+    np.save(tmp_path / name, pixels) if name == "a.npy" else tifffile.imwrite(tmp_path / name, pixels)
+    message = r"2 NaN or infinite pixels, the first in channel 0 at row 3, column 4; set nan_fill= to replace them"
+    with pytest.raises(DataError, match=f"{name}: {message}"):
+        decode_strict(tmp_path / name)
+    filled = decode_strict(tmp_path / name, ReadOptions(nan_fill=9)).array
+    assert np.flatnonzero(filled).tolist() == [25, 29]
+    assert filled[0, 3, 4] == 9
+    np.testing.assert_array_equal(read_image(tmp_path / name, ReadOptions(nan_fill=9)), filled)
+    np.testing.assert_array_equal(read_image(tmp_path / name), pixels[None])  # without checks, as stored
+
+
+def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([[1e300, 0.0]]))
+    with pytest.raises(DataError, match="1 NaN or infinite pixels"):
+        decode_strict(tmp_path / "a.npy")
+
+
+# row 31
+@pytest.mark.parametrize(
+    ("low", "high", "noted"), [(0, 255, True), (3, 1.5, True), (0, 1, False), (-1, 9, False), (0, 4095, False)]
+)
+def test_floats_that_look_like_gray_levels_are_noted(tmp_path: Path, low: float, high: float, noted: bool) -> None:
+    np.save(tmp_path / "a.npy", np.array([[low, high]], np.float32))
+    notes = decode_strict(tmp_path / "a.npy").notes
+    assert notes == (("float pixels between 0 and 255 instead of 0 and 1; say so with value_range=[0, 255]",) * noted)
+
+
+def test_notes_of_the_header_are_handed_on(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 3
+    (tmp_path / "a.png").write_bytes(_saved("JPEG", exif=exif))
+    notes = ("the content is jpeg, the name ends in '.png'", 'orientation 3 not applied (exif="ignore")')
+    assert decode_strict(tmp_path / "a.png").notes == notes
+
+
+def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jpg").write_bytes(_saved("JPEG"))
+    opened = []
+    real_open = Path.open
+
+    def count(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(os.fspath(path))
+        return real_open(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", count)
+    decode_strict(tmp_path / "a.jpg")
+    read_image(tmp_path / "a.jpg")
+    assert opened == [str(tmp_path / "a.jpg")] * 2

@@ -1,0 +1,162 @@
+"""TIFF comes out as tifffile gives it, whatever its layout."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from lit_data.errors import DataError
+from lit_data.io.header import read_header
+from lit_data.io.options import ReadOptions
+from lit_data.io.readers import read_image
+
+RNG = np.random.default_rng(0)
+GRAY = RNG.integers(0, 100, (37, 41), dtype=np.uint8)
+RGB = RNG.integers(0, 100, (37, 41, 3), dtype=np.uint8)
+
+
+def _check(path: Path, expected: np.ndarray, **options: Any) -> None:
+    rules = ReadOptions(**options)
+    header = read_header(path, rules)
+    for strict in (False, True):
+        image = read_image(path, rules, strict=strict)
+        np.testing.assert_array_equal(image, expected)
+        assert image.flags.writeable
+        assert (image.shape, image.dtype) == (header.shape, header.dtype) == (expected.shape, expected.dtype)
+
+
+# rows 21, 22, 24, 25
+@pytest.mark.parametrize("dtype", ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4"])
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+def test_every_dtype_in_both_byte_orders(tmp_path: Path, dtype: str, byteorder: str) -> None:
+    pixels = GRAY > 50 if dtype == "?" else (GRAY.astype(dtype) - (50 if dtype[0] in "if" else 0)).astype(dtype)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, byteorder=byteorder)  # type: ignore[arg-type]
+    _check(tmp_path / "a.tif", pixels[None])
+
+
+# rows 22 and 23
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+def test_other_floats_become_float32_with_a_note(tmp_path: Path, dtype: str) -> None:
+    pixels = (GRAY / 7).astype(dtype)
+    tifffile.imwrite(tmp_path / "a.tif", pixels)
+    _check(tmp_path / "a.tif", pixels.astype(np.float32)[None])
+    assert read_header(tmp_path / "a.tif").notes == (f"float{8 * int(dtype[1])} cast to float32",)
+
+
+# row 26
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+@pytest.mark.parametrize("samples", [2, 3, 5])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
+@pytest.mark.parametrize("tile", [None, (16, 32)])
+def test_both_planar_layouts(
+    tmp_path: Path, planar: str, samples: int, dtype: str, tile: tuple[int, int] | None
+) -> None:
+    pixels = RNG.integers(0, 100, (samples, 37, 41)).astype(dtype)
+    stored = pixels if planar == "separate" else pixels.transpose(1, 2, 0)
+    kind = "rgb" if samples == 3 else "minisblack"
+    tifffile.imwrite(tmp_path / "a.tif", stored, planarconfig=planar, photometric=kind, tile=tile)  # type: ignore[arg-type]
+    _check(tmp_path / "a.tif", pixels)
+
+
+@pytest.mark.parametrize("compression", ["lzw", "deflate", "packbits", "zstd", "adobe_deflate"])
+@pytest.mark.parametrize("layout", [{}, {"rowsperstrip": 5}, {"tile": (16, 16)}, {"bigtiff": True, "tile": (64, 64)}])
+@pytest.mark.parametrize("predictor", [None, 2])
+def test_lossless_compressions(tmp_path: Path, compression: str, layout: dict[str, Any], predictor: int | None) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb", compression=compression, predictor=predictor, **layout)
+    _check(tmp_path / "a.tif", RGB.transpose(2, 0, 1))
+
+
+def test_a_float_predictor(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", GRAY.astype("f4"), compression="deflate", predictor=3)
+    _check(tmp_path / "a.tif", GRAY.astype("f4")[None])
+
+
+@pytest.mark.parametrize("layout", [{}, {"tile": (16, 16)}, {"rowsperstrip": 8}])
+def test_jpeg_inside_is_what_tifffile_decodes(tmp_path: Path, layout: dict[str, Any]) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb", compression="jpeg", **layout)
+    _check(tmp_path / "a.tif", tifffile.imread(tmp_path / "a.tif").transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("compression", ["group3", "group4"])
+def test_fax_pages(tmp_path: Path, compression: str) -> None:
+    Image.fromarray(GRAY > 50).save(tmp_path / "a.tif", compression=compression)
+    _check(tmp_path / "a.tif", tifffile.imread(tmp_path / "a.tif")[None])
+
+
+@pytest.mark.parametrize("bits", [4, 12])
+def test_packed_bits(tmp_path: Path, bits: int) -> None:
+    pixels = (GRAY % 16).astype("u1" if bits == 4 else "u2")
+    tifffile.imwrite(tmp_path / "a.tif", pixels, bitspersample=bits)
+    _check(tmp_path / "a.tif", pixels[None])
+
+
+def test_white_is_zero_is_kept_and_noted(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", GRAY, photometric="miniswhite")
+    _check(tmp_path / "a.tif", GRAY[None])
+    assert read_header(tmp_path / "a.tif").notes == ("white is stored as 0; values are kept as stored",)
+
+
+# row 27
+def test_a_page_is_read_on_its_own(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
+        writer.write(GRAY, photometric="minisblack")
+        writer.write(RGB[:20].astype("u2"), photometric="rgb")
+    _check(tmp_path / "a.tif", GRAY[None], page=0)
+    _check(tmp_path / "a.tif", RGB[:20].astype("u2").transpose(2, 0, 1), page=1)
+    with pytest.raises(DataError, match=r"a.tif: 2 pages; choose one with page=0 to page=1"):
+        read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("scale", [1, 257])
+def test_palettes_of_8_and_16_bits(tmp_path: Path, scale: int) -> None:
+    colors = RNG.integers(0, 256, (3, 256)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", GRAY, photometric="palette", colormap=colors * scale)
+    _check(tmp_path / "a.tif", colors[:, GRAY].astype(np.uint8))
+    _check(tmp_path / "a.tif", GRAY[None], palette="index")
+
+
+# row 28
+def test_a_cut_file_says_what_is_missing(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb")
+    data = (tmp_path / "a.tif").read_bytes()
+    for size in (len(data) - 1, len(data) // 2):
+        (tmp_path / "a.tif").write_bytes(data[:size])
+        with pytest.raises(DataError, match=f"a.tif: truncated TIFF: {len(data)} bytes expected, {size} found"):
+            read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("compression", ["lzw", "deflate", "zstd", "packbits"])
+def test_damaged_compressed_pixels_are_an_error(tmp_path: Path, compression: str) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((64, 64), np.uint8), compression=compression)
+    with tifffile.TiffFile(tmp_path / "a.tif") as tiff:
+        place, count = tiff.pages[0].dataoffsets[0], tiff.pages[0].databytecounts[0]
+    data = bytearray((tmp_path / "a.tif").read_bytes())
+    data[place : place + count] = b"\x01" * count
+    (tmp_path / "a.tif").write_bytes(data)
+    with pytest.raises(DataError, match=r"a.tif: cannot be read"):
+        read_image(tmp_path / "a.tif")
+
+
+def test_tiles_that_are_not_stored_are_noted(tmp_path: Path) -> None:
+    pixels = np.zeros((32, 32), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(16, 16), compression="deflate")
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as tiff:
+        tags = tiff.pages[0].tags
+        tags["TileByteCounts"].overwrite([0, *tags["TileByteCounts"].value[1:]])
+    _check(tmp_path / "a.tif", pixels[None])
+    assert read_header(tmp_path / "a.tif").notes == ("strips or tiles without data, read as empty",)
+
+
+def test_subsampled_pixels_that_tifffile_refuses_are_an_error(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", RGB[:36, :40], photometric="ycbcr", compression="jpeg", subsampling=(2, 2))
+    data = (tmp_path / "a.tif").read_bytes()
+    jpeg, deflate = struct.pack("<HHIHH", 259, 3, 1, 7, 0), struct.pack("<HHIHH", 259, 3, 1, 8, 0)
+    (tmp_path / "a.tif").write_bytes(data.replace(jpeg, deflate))
+    with pytest.raises(
+        DataError, match=r"a.tif: cannot be read .NotImplementedError: chroma subsampling not supported"
+    ):
+        read_image(tmp_path / "a.tif")

@@ -1,0 +1,498 @@
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+import lit_data
+from lit_data import errors
+from lit_data.cli import main
+from lit_data.commands import COMMANDS
+from lit_data.commands.result import KEYS
+from lit_data.commands.targets import instantiate
+
+ROOT = Path(lit_data.__file__).parents[1]
+LIMIT_S = 120
+
+Run = Callable[[DictConfig], dict[str, float | int | str]]
+Install = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs each test in its own folder and takes Hydra's log handlers away again."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR", "RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(before[0]):
+        handler.close()
+    root.handlers[:], root.level = before
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a function in the place of a command's module."""
+
+    def put(run: Run, name: str = "show") -> None:
+        module = ModuleType(f"lit_data.commands.{name}")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    return put
+
+
+def raising(error: BaseException) -> Run:
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        raise error
+
+    return run
+
+
+def run_python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*variables.pop("PATHS", "").split(), str(ROOT)]), **variables}
+    return subprocess.run(
+        [sys.executable, *words], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def test_help_names_commands_and_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, what in COMMANDS.items():
+        assert f"  {name:9}  {what}\n" in text
+    assert "  stripe " in text
+    assert main(["fit", "-h"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_help_adds_experiments_of_the_own_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own" / "experiment" / "deep").mkdir(parents=True)
+    (tmp_path / "own/experiment/deep/mine.yaml").write_text("# @package _global_\n# What mine is.\nseed: 3\n")
+    (tmp_path / "own/experiment/bare.yaml").write_text("seed: 3\n")
+    assert main(["--help", "--config-dir", "own"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["deep/mine", "What mine is."] in lines
+    assert ["bare"] in lines
+
+
+def test_no_word_gives_the_same_text_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert main([]) == 2
+    assert capsys.readouterr() == ("", text)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lit_data {lit_data.__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from lit_data.cli import main; main(['--help']); "
+        "print(sorted({'torch', 'lightning', 'kornia', 'hydra', 'omegaconf', 'numpy', 'cv2'} & set(sys.modules)))"
+    )
+    assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
+
+
+def test_composing_imports_no_torch() -> None:
+    code = (
+        "import sys; from lit_data.cli import main; main(['fit', '--cfg', 'job']); "
+        "print(sorted({'torch', 'lightning', 'kornia', 'cv2'} & set(sys.modules)))"
+    )
+    assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
+
+
+def test_module_runs_as_a_program() -> None:
+    done = run_python("-m", "lit_data", "fitt")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lit_data: unknown command 'fitt'. Did you mean 'fit'? Commands: fit, validate, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fitt"], f"unknown command 'fitt'. Did you mean 'fit'? Commands: {', '.join(COMMANDS)}."),
+        (["zzz"], f"unknown command 'zzz'. Commands: {', '.join(COMMANDS)}."),
+        (["-m"], f"unknown command ''. Commands: {', '.join(COMMANDS)}."),
+        (
+            ["show", "--multrun"],
+            "unknown option '--multrun'. Did you mean '--multirun'? See python -m lit_data --help.",
+        ),
+        # Hydra's own ways to another configuration, one of which unpickles a file
+        (["show", "--config-path", "x"], "unknown option '--config-path'. Did you mean '--config-dir'? See "),
+        (["show", "--experimental-rerun", "x"], "unknown option '--experimental-rerun'. See "),
+        (["show", "--config-dir"], "argument --config-dir/-cd: expected one argument. See python -m lit_data --help."),
+        (["show", "--cfg", "jb"], "argument --cfg/-c: invalid choice: 'jb'"),
+        (["show", "--resolve"], "--resolve belongs to --cfg: write --cfg job --resolve."),
+        (["show", "--package", "../x"], "--package '../x' is not a package name such as my_project or "),
+        (["show", "sed=3"], "unknown key 'sed'. Did you mean 'seed'?"),
+        (["show", "-m", "trainer=cpu,gpuu"], "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: "),
+        (["benchmark"], "`benchmark` is not part of this release yet. Run `fit`: "),
+    ],
+)
+def test_mistake_ends_with_one_line_and_exit_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    install(raising(AssertionError("the command ran")))
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"lit_data: {message}")
+    assert err.count("\n") == 1
+
+
+def test_command_runs_in_its_folder_and_prints_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    seen: list[tuple[int, Path, Path]] = []
+
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        print("working")
+        seen.append((cfg.seed, Path(cfg.paths.run), Path.cwd()))
+        return {"test/score": 0.5, "samples_sha256": "ab", "seconds": -1.0}
+
+    install(run)
+    assert main(["show", "experiment=stripe", "seed=7", "name=mine"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    path = Path(lines[-1])
+    assert lines == ["working", str(path)]
+    assert path.parent.parent == tmp_path / "runs" / "show" / "mine"
+    assert seen == [(7, path.parent, tmp_path)]
+    assert sorted(item.name for item in path.parent.iterdir()) == [".hydra", "show.log", "summary.json"]
+    values = json.loads(path.read_text(encoding="utf-8"))
+    assert list(values) == [*KEYS, "test/score"]
+    assert (values["command"], values["experiment"], values["test/score"]) == ("show", "mine", 0.5)
+    assert values["samples_sha256"] == "ab"
+    assert 0 < values["seconds"] < LIMIT_S
+    assert values["peak_rss_bytes"] > 10_000_000
+
+
+def test_log_lines_are_messages_on_the_terminal_and_dated_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        logging.getLogger("own.name").info("a message")
+        logging.getLogger("own.name").debug("a detail")
+        return {}
+
+    install(run)
+    assert main(["show", "hydra.run.dir=out"]) == 0
+    assert capsys.readouterr().out == f"a message\n{tmp_path}/out/summary.json\n"
+    assert (tmp_path / "out/show.log").read_text(encoding="utf-8").endswith(" INFO own.name: a message\n")
+
+
+def test_validate_and_test_share_a_module(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        seen.append(cfg.command)
+        return {}
+
+    install(run, "evaluate")
+    assert [main([name, "hydra.run.dir=out"]) for name in ("validate", "test")] == [0, 0]
+    assert seen == ["validate", "test"]
+
+
+def test_further_ranks_get_the_same_command_line_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
+) -> None:
+    seen: list[list[str]] = []
+
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        from lightning.fabric.strategies.launchers.subprocess_script import _hydra_subprocess_cmd
+
+        os.environ["LOCAL_RANK"] = "0"  # as the launcher does
+        seen.append(list(_hydra_subprocess_cmd(local_rank=1)[0]))
+        return {}
+
+    (tmp_path / "own").mkdir()
+    install(run)
+    monkeypatch.setattr(sys, "argv", ["lit-data", "something", "else"])
+    words = ["-cd", "own", "experiment=stripe", "data.root=${paths.runs}", "--package=mine", "hydra.run.dir=a b"]
+    assert main(["show", *words]) == 0
+    assert sys.argv == ["lit-data", "something", "else"]
+    assert "LOCAL_RANK" not in os.environ
+    own = ["show", "--package", "mine", "--config-dir", f"{tmp_path}/own", "hydra.run.dir=a b", "+experiment=stripe"]
+    added = [f'hydra.run.dir="{tmp_path}/a b"', "hydra.job.name=train_ddp_process_1", "hydra.output_subdir=null"]
+    child = seen[0][seen[0].index("show") :]
+    assert child == [*own, "data.root=${paths.runs}", *added]
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    (tmp_path / "a b/summary.json").unlink()
+    assert main(child) == 0
+    assert not (tmp_path / "a b/summary.json").exists()
+    assert (tmp_path / "a b/train_ddp_process_1.log").exists()
+
+
+def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    seen: list[tuple[list[str], str]] = []
+
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        seen.append((sys.argv[1:], HydraConfig.get().run.dir))
+        return {"val/seed": cfg.seed}
+
+    install(run)
+    words = ["show", "--multirun", "seed=4,5", "experiment=stripe", "hydra.sweep.dir=out"]
+    assert main(words) == 0
+    folders = [f"{tmp_path}/out/{number}" for number in (0, 1)]
+    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(".json")] == [
+        f"{folder}/summary.json" for folder in folders
+    ]
+    assert seen == [
+        (["show", "hydra.sweep.dir=out", f"seed={seed}", "+experiment=stripe"], folder)
+        for seed, folder in zip((4, 5), folders, strict=True)
+    ]
+
+
+def test_failed_job_does_not_end_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        if cfg.seed == 1:
+            raise errors.DataError("a.png is empty")
+        return {}
+
+    install(run)
+    assert main(["show", "-m", "seed=1,2", "hydra.sweep.dir=out"]) == 3
+    out, err = capsys.readouterr()
+    assert "this job failed: a.png is empty\n" in out
+    assert err.endswith("lit_data: a.png is empty\n")
+    assert "Traceback" not in err
+    assert not (tmp_path / "out/0/summary.json").exists()
+    assert (tmp_path / "out/1/summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigError, 2),
+        (errors.DataError, 3),
+        (errors.StoreCorruptError, 4),
+        (errors.StoreStaleError, 4),
+        (errors.StoreBusyError, 4),
+        (errors.StoreSpaceError, 4),
+        (errors.BatchMemoryError, 5),
+        (errors.WorkerDiedError, 6),
+        (errors.RankMismatchError, 6),
+    ],
+)
+def test_error_ends_with_its_message_and_exit_code(
+    error: type[errors.LitDataError], code: int, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    install(raising(error("what, where, how")))
+    assert main(["show", "hydra.run.dir=out"]) == code
+    assert capsys.readouterr().err == "lit_data: what, where, how\n"
+
+
+@pytest.mark.parametrize("name", ["LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR"])
+def test_traceback_on_request(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    monkeypatch.setenv(name, "1")
+    install(raising(errors.DataError("bad")))
+    assert main(["show", "hydra.run.dir=out"]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert err.endswith("lit_data: bad\n")
+
+
+def test_bug_ends_with_a_traceback_and_exit_1(capsys: pytest.CaptureFixture[str], install: Install) -> None:
+    install(raising(RuntimeError("a bug")))
+    assert main(["show", "hydra.run.dir=out"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last):\n" in err
+    assert err.endswith("RuntimeError: a bug\n")
+
+
+def lightning_exit() -> SystemExit:
+    error = SystemExit(1)
+    error.__context__ = KeyboardInterrupt()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (lightning_exit(), 130),
+        (SystemExit(9), 9),
+        (SystemExit(None), 0),
+        (SystemExit("text"), 1),
+    ],
+)
+def test_other_ways_out(error: BaseException, code: int, install: Install) -> None:
+    install(raising(error))
+    assert main(["show", "hydra.run.dir=out"]) == code
+
+
+def test_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    install(raising(AssertionError("the command ran")))
+    (tmp_path / "file").write_text("")
+    assert main(["show", "paths.runs=file"]) == 4
+    assert f"cannot be made: {tmp_path}/file is not a writable folder. Set paths.runs.\n" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert main(["show", "-m", "seed=1,2"]) == 4
+    assert f"cannot be made: {tmp_path} is not a writable folder." in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_own_package_is_used_with_the_flag_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        return {"val/width": instantiate(cfg.model).width}
+
+    (tmp_path / "own_project.py").write_text("class Net:\n    def __init__(self, width):\n        self.width = width\n")
+    (tmp_path / "own/model").mkdir(parents=True)
+    (tmp_path / "own/model/own.yaml").write_text("_target_: own_project.Net\nwidth: 5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    install(run)
+    words = ["show", "hydra.run.dir=out", "--config-dir", "own", "model=own"]
+    assert main([*words, "--package", "own_project"]) == 0
+    assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["val/width"] == 5
+    assert main(words) == 2
+    assert "'model._target_' is 'own_project.Net', which is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--config-dir=own", "hydra.searchpath=[own]"])
+def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> None:
+    (tmp_path / "own/experiment").mkdir(parents=True)
+    (tmp_path / "own/experiment/mine.yaml").write_text("# @package _global_\nname: mine\nseed: 9\n")
+    seen: list[tuple[str, int]] = []
+
+    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+        seen.append((cfg.name, cfg.seed))
+        return {}
+
+    install(run)
+    assert main(["show", flag, "experiment=mine", "hydra.run.dir=out"]) == 0
+    assert main(["show", flag, "-m", "experiment=mine", "hydra.sweep.dir=out", "seed=1,2"]) == 0
+    assert seen == [("mine", 9), ("mine", 1), ("mine", 2)]
+
+
+def test_configuration_is_printed_and_nothing_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    install(raising(AssertionError("the command ran")))
+    assert main(["show", "--cfg", "job", "seed=3"]) == 0
+    text = capsys.readouterr().out
+    assert "\nseed: 3\n" in text
+    assert "\n  run: ${hydra:runtime.output_dir}\n" in text
+    assert "hydra:\n" not in text
+    assert main(["show", "--cfg", "job", "--resolve", "hydra.run.dir=out"]) == 0
+    assert f"\n  run: {tmp_path}/out\n" in capsys.readouterr().out
+    assert main(["show", "--cfg", "hydra"]) == 0
+    assert capsys.readouterr().out.startswith("hydra:\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+# A site module puts a command of the test's own into the program and every process that it starts.
+SITE = """
+import sys, types
+module = types.ModuleType("lit_data.commands.show")
+exec({code!r}, module.__dict__)
+sys.modules[module.__name__] = module
+"""
+WAITING = """
+import threading
+def run(cfg):
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+TRAINING = """
+def run(cfg):
+    import lightning.pytorch as pl
+    from lightning.pytorch.demos.boring_classes import BoringModel
+    class Model(BoringModel):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 2:
+                print("ready", flush=True)
+            return super().training_step(batch, batch_idx)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=cfg.trainer.devices,
+        max_epochs=cfg.trainer.max_epochs,
+        limit_train_batches=4,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(Model())
+    return {"train/steps": trainer.global_step, "train/ranks": trainer.world_size}
+"""
+
+
+def start_program(tmp_path: Path, code: str, *words: str) -> subprocess.Popen[str]:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=code), encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-m", "lit_data", "show", *words],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}/site{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def signal_when_ready(program: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
+    try:
+        assert program.stdout is not None
+        while line := program.stdout.readline():
+            if line == "ready\n":
+                program.send_signal(number)
+                break
+        _, err = program.communicate(timeout=LIMIT_S)
+    finally:
+        program.kill()
+        program.wait()
+    return program.returncode, err
+
+
+ENDINGS = [(signal.SIGTERM, 143, "lit_data: stopped by SIGTERM.\n"), (signal.SIGINT, 130, "lit_data: interrupted.\n")]
+
+
+@pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
+def test_signal_ends_a_command(tmp_path: Path, number: signal.Signals, code: int, message: str) -> None:
+    program = start_program(tmp_path, WAITING)
+    assert signal_when_ready(program, number) == (code, message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
+def test_signal_ends_training(tmp_path: Path, number: signal.Signals, code: int, message: str) -> None:
+    program = start_program(tmp_path, TRAINING, "trainer.max_epochs=1000000")
+    ended, err = signal_when_ready(program, number)
+    assert ended == code
+    assert err.endswith(message)
+
+
+@pytest.mark.slow
+def test_every_job_of_a_sweep_starts_its_ranks(tmp_path: Path) -> None:
+    words = ["-m", "seed=1,2", "trainer.devices=2", "trainer.max_epochs=1", "hydra.sweep.dir=out"]
+    program = start_program(tmp_path, TRAINING, *words)
+    try:
+        _, err = program.communicate(timeout=LIMIT_S)
+    finally:
+        program.kill()
+        program.wait()
+    assert program.returncode == 0, err
+    for number in (0, 1):
+        values = json.loads((tmp_path / f"out/{number}/summary.json").read_text(encoding="utf-8"))
+        assert (values["train/steps"], values["train/ranks"]) == (4, 2)
+        assert (tmp_path / f"out/{number}/train_ddp_process_1.log").exists()

@@ -13,7 +13,7 @@ from lit_data.datasets.layouts import SourceList, list_sources, rule_of
 from lit_data.datasets.stripe_samples import ensure_stripe_samples
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.bank import ImageBank
-from lit_data.io.checking import check_sources
+from lit_data.io.checking import find_faults
 from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.files import DecodedFiles
@@ -65,7 +65,7 @@ class StripeFiles:
 
     def list_images(self) -> SourceList:
         """The files of each image."""
-        masks = self._mask_folder()
+        masks = self.mask_folder
         return list_sources(
             self.folder, self.layout, patterns=self.patterns, files=self.files, exclude=(masks,) if masks else ()
         )
@@ -101,7 +101,7 @@ class StripeFiles:
         Raises:
             DataError: An image has no mask, a mask has no image, or a mask is bad.
         """
-        folder = self._mask_folder()
+        folder = self.mask_folder
         if folder is None or not numbers:
             return None
         masks = find_images(folder).paths
@@ -115,27 +115,26 @@ class StripeFiles:
         sources = [ImageSource((str(mask),)) for _, mask in pairs]
         return self._open_bank(sources, MaskDecoder(MaskOptions()), f"masks-{split}")
 
-    def check(self) -> dict[str, int]:
+    def check(self) -> None:
         """Decode every image and mask strictly and keep nothing.
 
-        Returns:
-            Number of images and of masks, all of them good.
-
         Raises:
-            DataError: Files are bad; all bad images, or else all bad masks, are listed.
+            DataError: Files are bad; all of them are listed.
         """
-        images, folder = self.list_images().sources, self._mask_folder()
+        folder = self.mask_folder
         masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
-        check_sources(images, self.image_decoder())
-        if masks:
-            check_sources(masks, MaskDecoder(MaskOptions()))
-        return {"images": len(images), "masks": len(masks)}
+        images = self.list_images().sources
+        problems = find_faults(images, self.image_decoder())
+        problems.extend(find_faults(masks, MaskDecoder(MaskOptions())))
+        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
 
     @property
     def _cache(self) -> Path:
         return cache_folder(self.cache_dir)
 
-    def _mask_folder(self) -> Path | None:
+    @property
+    def mask_folder(self) -> Path | None:
+        """Where the masks lie, if there are any."""
         if not self.root:
             return self.folder / SAMPLE_MASKS
         return self.folder / self.masks if self.masks else None

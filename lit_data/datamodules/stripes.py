@@ -1,6 +1,8 @@
 """`StripeDataModule`: inspection images with a target and two references."""
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -90,7 +92,7 @@ class StripeDataModule(BaseDataModule):
         splits: Splits = "auto",
         split_seed: int = 0,
         masks: str | None = None,
-        mask_splits: Sequence[str] = ("test",),
+        mask_splits: Sequence[Stage] = ("test",),
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] = 112,
         edges: Edges = "cover",
@@ -134,8 +136,9 @@ class StripeDataModule(BaseDataModule):
     def prepare_data(self) -> None:
         """Make the sample set if need be, and decode what is not decoded yet; on one process of each node."""
         self._open()
-        for split in self.mask_splits:
-            self.source_files.open_masks(self.split_images[split].tolist(), self.bank, split)
+        if self.source_files.mask_folder:
+            for split in self.mask_splits:
+                self.dataset(split)
 
     def setup(self, stage: str) -> None:
         """Open the decoded images and find the patches."""
@@ -172,8 +175,12 @@ class StripeDataModule(BaseDataModule):
         return self.transformation.describe_plan(batch, rows)
 
     def check_sources(self) -> dict[str, int]:
-        """Decode every file strictly and keep nothing; see `StripeFiles.check`."""
-        return self.source_files.check()
+        """Decode every file strictly and keep nothing, then see whether images, masks and patches fit together."""
+        self.source_files.check()
+        unstored = copy.copy(self)
+        unstored.source_files = replace(self.source_files, cache="none")
+        unstored.setup("fit")
+        return unstored.describe()
 
     def verify_sources(self) -> list[str]:
         """Entries of the opened store that are not what they were when it was built; needs `cache=store`."""

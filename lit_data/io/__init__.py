@@ -4,7 +4,7 @@ Importing this imports no image library; each reader imports its own when it is 
 """
 
 from lit_data.io.bank import ImageBank
-from lit_data.io.checking import check_sources
+from lit_data.io.checking import find_faults
 from lit_data.io.decoders import DecodedSource, Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.discovery import find_images, match_by_stem, resolve_listed
 from lit_data.io.files import DecodedFiles
@@ -25,7 +25,7 @@ __all__ = [
     "MaskDecoder",
     "MaskOptions",
     "ReadOptions",
-    "check_sources",
+    "find_faults",
     "find_images",
     "match_by_stem",
     "read_image",

@@ -8,27 +8,25 @@ from lit_data.io.decoders import Decoder, ImageSource
 from lit_data.io.ordered import ordered_map
 from lit_data.io.problems import Problems
 from lit_data.io.progress import track
-from lit_data.io.survey import survey_sources
 
 
-def check_sources(sources: Sequence[ImageSource], decoder: Decoder, *, workers: int = 2) -> None:
-    """Decode every source strictly and keep nothing.
+def find_faults(sources: Sequence[ImageSource], decoder: Decoder, *, workers: int = 2) -> Problems:
+    """Decode every source strictly and keep nothing but what is wrong.
 
     Args:
         sources: The images.
         decoder: Decodes one source.
         workers: Threads that decode.
 
-    Raises:
-        DataError: Sources are bad, all of which are listed, or they do not fit together.
+    Returns:
+        The bad sources by their first path.
     """
     problems = Problems()
     faults = ordered_map(partial(_find_fault, decoder), sources, workers)
     for source, fault in zip(sources, track(faults, "checking", len(sources)), strict=True):
         if fault:
             problems.add(source.paths[0], fault)
-    problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
-    survey_sources(sources, decoder, workers=workers, on_bad="error", progress=False)
+    return problems
 
 
 def _find_fault(decoder: Decoder, source: ImageSource) -> str | None:

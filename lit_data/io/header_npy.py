@@ -3,6 +3,7 @@
 import math
 import struct
 from dataclasses import dataclass
+from io import BytesIO
 from typing import IO, Any, BinaryIO
 
 import numpy as np
@@ -97,8 +98,6 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
 
 
 def _parse(text: bytes, *, version: int) -> NpyHeader:
-    from io import BytesIO
-
     length = struct.pack("<H" if version == 1 else "<I", len(text))
     read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
     try:

@@ -1,5 +1,6 @@
 """From an open file whose header was accepted to the pixels that the options ask for."""
 
+from io import BytesIO
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,6 +13,7 @@ from lit_data.io.header_jpeg import check_jpeg_end
 from lit_data.io.header_npy import find_channel_axis
 from lit_data.io.header_png import check_png
 from lit_data.io.options import ReadOptions
+from lit_data.io.source import read_whole
 from lit_data.io.stored import StoredImage
 from lit_data.types import Array
 
@@ -56,9 +58,9 @@ def _load(stream: BinaryIO, stored: StoredImage) -> tuple[Array, NDArray[np.uint
     if stored.kind == "npy":
         return _load_npy(stream), None
     if stored.palette:
-        indices, palette = _load_png_indices(stream.read()) if stored.kind == "png" else read_bmp_indices(stream)
+        indices, palette = _load_png_indices(read_whole(stream)) if stored.kind == "png" else read_bmp_indices(stream)
         return indices[None], palette
-    return _load_with_opencv(stream.read(), stored), None
+    return _load_with_opencv(read_whole(stream), stored), None
 
 
 def _load_with_opencv(data: bytes, stored: StoredImage) -> NDArray[Any]:
@@ -87,8 +89,6 @@ def _load_with_opencv(data: bytes, stored: StoredImage) -> NDArray[Any]:
 
 def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Pillow gives the indices, OpenCV only colours; the class is used directly to read nothing but PNG."""
-    from io import BytesIO
-
     from PIL.PngImagePlugin import PngImageFile
 
     check_png(data)  # Pillow looks at the pixels' checksums only when asked to
@@ -134,7 +134,7 @@ def _expand(indices: Array, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Colours of a palette image, [3, H, W]."""
     if (largest := int(indices.max())) >= len(palette):
         raise DataError(f"damaged palette image: index {largest} in a palette of {len(palette)} colours")
-    return np.stack([palette[:, channel][indices.astype(np.intp)] for channel in range(3)])
+    return np.stack([np.take(palette[:, channel], indices) for channel in range(3)])
 
 
 def _turn(planes: Array, orientation: int) -> Array:

@@ -37,6 +37,10 @@ class Problems:
         """Note one problem; a message that already starts with its path is not prefixed again."""
         self._entries.append((os.fspath(path), message))
 
+    def extend(self, others: "Problems") -> None:
+        """Note the problems of another list after those of this one."""
+        self._entries += others._entries
+
     @property
     def skipped(self) -> tuple[str, ...]:
         """The paths with a problem, each once, in the order they were added."""

@@ -46,6 +46,13 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             yield stream
 
 
+def read_whole(stream: BinaryIO) -> bytes:
+    """Read a file from its start; told how much, a buffered stream does so in one piece and without a second copy."""
+    size_bytes = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    return stream.read(size_bytes)
+
+
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Refuse what is not a regular file with content, without opening it.
 
@@ -64,10 +71,10 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 def describe_missing(path: str | os.PathLike[str], error: OSError) -> str:
     """Say why ``stat`` failed: a link that leads nowhere, nothing there, or what the system answers."""
-    if Path(path).is_symlink():
-        target = show_path(Path(path).readlink())
-        return f"a link that loops, to {target}" if error.errno == errno.ELOOP else f"a broken link to {target}"
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+    lost = isinstance(error, FileNotFoundError | NotADirectoryError)
+    if (lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
+        return f"{'a broken link' if lost else 'a link that loops,'} to {show_path(Path(path).readlink())}"
+    if lost:
         return f"no such file; the nearest folder that exists is {show_path(nearest_existing(path))}"
     return _describe_os_error(error)
 

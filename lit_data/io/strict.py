@@ -12,7 +12,7 @@ from lit_data.errors import DataError
 from lit_data.io.header import parse_header
 from lit_data.io.options import DEFAULT_READ, ReadOptions
 from lit_data.io.pixels import decode
-from lit_data.io.source import open_source
+from lit_data.io.source import open_source, read_whole
 from lit_data.types import Array
 
 
@@ -47,10 +47,9 @@ def decode_strict(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_R
     """
     path = Path(path)
     with open_source(path) as stream:
-        data = stream.read()
-        stream = BytesIO(data)
         header = parse_header(stream, path.suffix, options)
-        array = decode(stream, header, options)
+        data = read_whole(stream)
+        array = decode(BytesIO(data), header, options)
         if header.kind == "jpeg":
             _check_jpeg(data)
         notes = (*header.notes, *_check_values(array))

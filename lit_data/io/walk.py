@@ -85,8 +85,10 @@ class FolderWalk:
         target = os.path.realpath(link.path)
         if not self._allow_outside and not is_inside(target, self._real_root):
             self.problems.add(link.path, describe_outside(target))
-        elif not stat.S_ISDIR(mode):
+        elif stat.S_ISREG(mode):
             yield relative
+        elif not stat.S_ISDIR(mode):
+            self.problems.add(link.path, "not a regular file")
         elif target in folder.links or is_inside(os.path.realpath(folder.path), target):
             self.problems.add(link.path, f"a link that leads in a circle, to {show_path(target)}")
         else:

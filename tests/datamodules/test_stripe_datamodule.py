@@ -337,11 +337,11 @@ def test_distractors_are_marked_where_augmentation_moved_them(make: Make) -> Non
 def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
     datamodule = make()
     assert datamodule.verify_sources() == []
-    assert datamodule.check_sources() == {"images": 10, "masks": 0}
+    assert datamodule.check_sources() == datamodule.describe()
     path = tmp_path / "images" / "03.png"
     path.write_bytes(path.read_bytes()[:-20])
     assert len(datamodule.verify_sources()) == 1
-    with pytest.raises(DataError, match=r"1 of 10 images are bad:\n.*03.png"):
+    with pytest.raises(DataError, match=r"1 of 10 images and masks are bad:\n.*03.png"):
         datamodule.check_sources()
     with pytest.raises(ConfigError, match="only a store can be verified"):
         make(write_images(tmp_path / "other"), cache="lru").verify_sources()

@@ -129,11 +129,13 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)  # the path of a socket may have 107 bytes
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket.png")
+    (tmp_path / "link.png").symlink_to("fifo.png")
     with pytest.raises(DataError) as caught:
         find_images(tmp_path)
     assert sorted(str(caught.value).splitlines()[1:]) == [
         f"  {tmp_path}/fifo.png: not a regular file",
         f"  {tmp_path}/folder.png: not a regular file (a folder)",
+        f"  {tmp_path}/link.png: not a regular file",
         f"  {tmp_path}/socket.png: not a regular file",
     ]
 
@@ -178,7 +180,8 @@ def test_good_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_folder_is_named_with_the_systems_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _touch(tmp_path, "a.png", "locked/b.png")
+    _touch(tmp_path, "a.png", "kept/b.png")
+    (tmp_path / "locked").symlink_to("kept")
     scandir = os.scandir
 
     def refuse(path: str) -> object:

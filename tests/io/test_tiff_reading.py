@@ -119,6 +119,16 @@ def test_palettes_of_8_and_16_bits(tmp_path: Path, scale: int) -> None:
     _check(tmp_path / "a.tif", GRAY[None], palette="index")
 
 
+def test_a_palette_image_without_a_palette_is_an_error(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", GRAY, photometric="minisblack")
+    data = (tmp_path / "a.tif").read_bytes()
+    kind = struct.pack("<HHI", 262, 3, 1)
+    at = data.index(kind) + 8
+    (tmp_path / "a.tif").write_bytes(data[:at] + b"\x03" + data[at + 1 :])
+    with pytest.raises(DataError, match=r"a.tif: damaged TIFF: a palette image without a palette"):
+        read_image(tmp_path / "a.tif")
+
+
 # row 28
 def test_a_cut_file_says_what_is_missing(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb")

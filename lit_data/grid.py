@@ -1,7 +1,8 @@
 """Which patch is number i: arithmetic instead of a list, so memory does not grow with the number of patches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,6 +11,7 @@ from lit_data.errors import ConfigError, DataError
 
 Edges = Literal["cover", "drop", "pad"]
 Ints = NDArray[np.int64]
+_SHOWN: Final = 100
 
 
 def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges: Edges) -> Ints:
@@ -56,6 +58,7 @@ class PatchGrid:
         stride_px: Distance between patches, one number or (vertical, horizontal).
         edges: What happens to the tail of an axis: `cover` (a last patch flush with the edge), `drop`, or `pad`
             (reflected past the edge). See `count_positions`.
+        name: Gives an image's name for a message.
 
     Raises:
         ConfigError: A size is not positive, or the rule is unknown.
@@ -69,6 +72,8 @@ class PatchGrid:
         patch_px: int | tuple[int, int],
         stride_px: int | tuple[int, int],
         edges: Edges = "cover",
+        *,
+        name: Callable[[int], str] = "image {}".format,
     ) -> None:
         if edges not in get_args(Edges):
             raise ConfigError(f"edges={edges!r} is unknown: choose one of {', '.join(get_args(Edges))}")
@@ -77,7 +82,7 @@ class PatchGrid:
         patch, stride = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)
         self.vertical, self.horizontal = Axis(patch[0], stride[0]), Axis(patch[1], stride[1])
         self.edges: Edges = edges
-        self._check_sizes()
+        self._check_sizes(name)
         self.rows = count_positions(self.heights_px, *patch[:1], stride[0], edges)
         self.columns = count_positions(self.widths_px, *patch[1:], stride[1], edges)
         self._ends = np.cumsum(self.rows * self.columns)
@@ -124,17 +129,16 @@ class PatchGrid:
         start = step * axis.stride_px
         return np.minimum(start, length_px - axis.patch_px) if self.edges == "cover" else start
 
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, name: Callable[[int], str]) -> None:
         height, width = self.patch_px
         # A reflection cannot be longer than the image without its edge row.
         least = ((height + 1) // 2 + 1, (width + 1) // 2 + 1) if self.edges == "pad" else (height, width)
-        small = np.flatnonzero((self.heights_px < least[0]) | (self.widths_px < least[1]))
-        if small.size:
-            first = int(small[0])
+        small = np.flatnonzero((self.heights_px < least[0]) | (self.widths_px < least[1])).tolist()
+        if small:
+            lines = [f"{name(image)}: {self.heights_px[image]} x {self.widths_px[image]}" for image in small[:_SHOWN]]
             raise DataError(
-                f"{small.size} of {self.heights_px.size} images are too small for patches of {height} x {width} px, "
-                f"the first is image {first} with {self.heights_px[first]} x {self.widths_px[first]} px. "
-                "Choose a smaller patch_px or edges=pad (which reflects up to half a patch)"
+                f"{len(small)} of {self.heights_px.size} images are too small for patches of {height} x {width} px: "
+                "choose a smaller patch_px or edges=pad (which reflects up to half a patch)\n  " + "\n  ".join(lines)
             )
 
 

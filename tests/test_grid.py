@@ -78,10 +78,8 @@ def test_index_out_of_range() -> None:
 
 @pytest.mark.parametrize("edges", ["cover", "drop"])
 def test_images_smaller_than_the_patch(edges: Edges) -> None:
-    with pytest.raises(
-        DataError, match=r"1 of 2 images are too small for patches of 16 x 16 px, .* image 1 with 15 x 9"
-    ):
-        PatchGrid([20, 15], [20, 9], 16, 16, edges)
+    with pytest.raises(DataError, match=r"1 of 2 images are too small for patches of 16 x 16 px: .*\n  b: 15 x 9$"):
+        PatchGrid([20, 15], [20, 9], 16, 16, edges, name="ab".__getitem__)
 
 
 def test_padding_reflects_at_most_half_a_patch() -> None:

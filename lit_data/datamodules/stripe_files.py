@@ -35,6 +35,7 @@ class StripeFiles:
     files: Mapping[str, str] | None
     patterns: tuple[str, ...]
     masks: str | None
+    mask_read: MaskOptions
     read: ReadOptions
     on_bad: OnBad
     cache: str
@@ -113,7 +114,7 @@ class StripeFiles:
         wanted = {_stem(path) for path in images}
         pairs = match_by_stem(images, [path for path in masks if _stem(path) in wanted])
         sources = [ImageSource((str(mask),)) for _, mask in pairs]
-        return self._open_bank(sources, MaskDecoder(MaskOptions()), f"masks-{split}")
+        return self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
 
     def check(self) -> None:
         """Decode every image and mask strictly and keep nothing.
@@ -125,7 +126,7 @@ class StripeFiles:
         masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
         images = self.list_images().sources
         problems = find_faults(images, self.image_decoder())
-        problems.extend(find_faults(masks, MaskDecoder(MaskOptions())))
+        problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
         problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
 
     @property

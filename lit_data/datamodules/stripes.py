@@ -20,6 +20,7 @@ from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid
 from lit_data.io.bank import ImageBank
+from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
@@ -55,6 +56,7 @@ class StripeDataModule(BaseDataModule):
         splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see `split_images`.
         split_seed: Chooses the images of each share.
         masks: Folder (absolute or below the root) of real masks with the stems of their images, or none.
+        mask_read: How masks are read: their values, palettes.
         mask_splits: Splits that use the masks instead of synthesis.
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches.
@@ -92,6 +94,7 @@ class StripeDataModule(BaseDataModule):
         splits: Splits = "auto",
         split_seed: int = 0,
         masks: str | None = None,
+        mask_read: MaskOptions | None = None,
         mask_splits: Sequence[Stage] = ("test",),
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] = 112,
@@ -117,6 +120,7 @@ class StripeDataModule(BaseDataModule):
             files=files,
             patterns=tuple(patterns),
             masks=masks,
+            mask_read=mask_read or MaskOptions(),
             read=read or ReadOptions(),
             on_bad=on_bad,
             cache=cache,
@@ -205,7 +209,14 @@ class StripeDataModule(BaseDataModule):
         if hasattr(self, "bank"):
             return
         self.bank = self.source_files.open_images()
-        self.grid = PatchGrid(self.bank.heights_px, self.bank.widths_px, self.patch_px, self.stride_px, self.edges)
+        self.grid = PatchGrid(
+            self.bank.heights_px,
+            self.bank.widths_px,
+            self.patch_px,
+            self.stride_px,
+            self.edges,
+            name=self.bank.name,
+        )
         names = self.source_files.names(self.bank)
         self.split_images: dict[str, NDArray[np.int64]] = split_images(names, self.splits, seed=self.split_seed)
         low, high = find_unit_range(self.bank.dtype, self.value_range)

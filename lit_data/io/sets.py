@@ -11,7 +11,7 @@ from lit_data.io.problems import Problems, show_path
 Name = str | os.PathLike[str]
 
 
-class SizedHeader(Protocol):
+class SetHeader(Protocol):
     """An ``ImageHeader`` or a ``SourceHeader``."""
 
     @property
@@ -19,54 +19,24 @@ class SizedHeader(Protocol):
         """Channels."""
 
     @property
-    def height_px(self) -> int:
-        """Rows."""
-
-    @property
-    def width_px(self) -> int:
-        """Columns."""
-
-    @property
     def dtype(self) -> "np.dtype[Any]":
         """Of the pixels."""
 
 
-def check_set(
-    headers: Sequence[SizedHeader],
-    names: Sequence[Name],
-    *,
-    same_size: bool = False,
-    min_height_px: int = 1,
-    min_width_px: int = 1,
-) -> Problems:
+def check_set(headers: Sequence[SetHeader], names: Sequence[Name]) -> Problems:
     """Find what keeps images from being one set.
 
     Args:
         headers: Of all images.
         names: Their paths, in the same order.
-        same_size: Whether all must have the size of the first one.
-        min_height_px: Rows that each must have, such as those of a patch.
-        min_width_px: Columns that each must have.
 
     Returns:
-        One problem for each other depth or number of channels, with an example of both kinds, and one for each image
-        of a wrong size.
+        One problem for each other depth or number of channels, with an example of both kinds.
     """
     problems = Problems()
     _check_alike(problems, [header.dtype.name for header in headers], names, "dtype", "convert one of them")
-    hint = "set gray_to_rgb=True, or choose channels"
+    hint = "set data.read.gray_to_rgb=true, or choose data.channels"
     _check_alike(problems, [f"{header.channels} channel(s)" for header in headers], names, "number of channels", hint)
-    for header, name in zip(headers, names, strict=True):
-        size = header.height_px, header.width_px
-        first = headers[0].height_px, headers[0].width_px
-        if same_size and size != first:
-            problems.add(name, describe_size_mismatch((names[0], name), (first, size)))
-        if header.height_px < min_height_px or header.width_px < min_width_px:
-            problems.add(
-                name,
-                f"{size[0]} x {size[1]} pixels, smaller than the patch of {min_height_px} x {min_width_px}; "
-                'set edges="pad" or use a smaller patch',
-            )
     return problems
 
 

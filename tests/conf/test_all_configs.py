@@ -1,0 +1,165 @@
+"""Every file in conf/ is composed, and run at toy size."""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from lit_data.cli import main
+from lit_data.commands import COMMANDS
+from lit_data.commands.compose import compose
+from lit_data.commands.locate import resolve_target
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
+OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in ("experiment", "hydra")]
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+NEEDS_CUDA = [Path("trainer/gpu")]
+
+TOY = [
+    "trainer.max_epochs=1",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "+trainer.enable_model_summary=false",
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+    "data.loader.batch_size=4",
+    "data.loader.num_workers=0",
+]
+
+pytestmark = [
+    # Whether a toy run on this machine could be faster is not the question here.
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+]
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def call(*words: str) -> dict[str, Any]:
+        places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+        assert main([*words, *places]) == 0
+        newest = max((tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
+        summary: dict[str, Any] = json.loads(newest.read_text())
+        return summary | {"folder": newest.parent}
+
+    return call
+
+
+def _real_data(experiment: str, folder: Path) -> list[str]:
+    """Images of the kind an experiment is for, where it has none of its own."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    if experiment == "steel":
+        for number in range(6):
+            grey = rng.integers(60, 180, (128, 128), dtype=np.uint8)
+            cv2.imwrite(str(folder / f"{number}.jpg"), cv2.merge([grey] * 3))
+    elif experiment == "phantom":
+        for number in range(6):
+            for role in ("ub1mm", "ub5mm", "ya1mm"):
+                cv2.imwrite(str(folder / f"{number}_{role}.tif"), rng.integers(0, 4096, (64, 64), dtype=np.uint16))
+    else:
+        return []
+    return [f"data.root={folder}"]
+
+
+def test_no_file_is_forgotten() -> None:
+    known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
+    known |= {path for path in FILES if path.parts[0] in ("experiment", "hydra")}
+    assert set(FILES) == known
+    assert len(FILES) == 30
+    assert EXPERIMENTS == ["phantom", "steel", "stripe"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_composes(command: str, tmp_path: Path) -> None:
+    cfg = compose(command, ["+experiment=stripe", f"paths.run={tmp_path}"])
+    assert cfg.command == command
+
+
+def test_every_constructor_argument_is_there(tmp_path: Path) -> None:
+    cfg = compose("fit", ["+experiment=stripe", f"paths.run={tmp_path}"])
+    nodes = [
+        (key, node) for key, node in _nodes(OmegaConf.to_container(cfg)) if node["_target_"].startswith("lit_data.")
+    ]
+    assert len(nodes) >= 8
+    for key, node in nodes:
+        arguments = set(inspect.signature(resolve_target(node["_target_"], key, ("lit_data",))).parameters)
+        assert arguments == node.keys() - {"_target_", "_partial_"}, key
+
+
+@pytest.mark.parametrize("option", [p for p in OPTIONS if p not in NEEDS_CUDA], ids=str)
+def test_every_option_runs(option: Path, run: Run, tmp_path: Path) -> None:
+    group = f"+{option}".replace("/", "=") if option.parts[0] == "debug" else str(option).replace("/", "=")
+    words = [*TOY, group]
+    if option == Path("synthesis/none"):
+        words += _masked_data(tmp_path / "images")
+    if option.parts[0] == "debug":
+        words = [word for word in words if "log_every" not in word and "max_epochs" not in word]
+        words += ["trainer.max_epochs=1"]
+    summary = run("fit", *words)
+    assert summary["command"] == "fit"
+    assert summary["samples_sha256"]
+
+
+@pytest.mark.gpu
+def test_the_gpu_option_runs(run: Run) -> None:
+    assert run("fit", *TOY, "trainer=gpu")["samples_sha256"]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
+    words = [f"+experiment={experiment}", *TOY, *_real_data(experiment, tmp_path / "images")]
+    fitted = run("fit", *words)
+    assert fitted["experiment"] == experiment
+    assert 0 <= fitted["test/average_precision"] <= 1
+    assert 0 <= fitted["val/average_precision_baseline"] <= 1
+    assert fitted["data_wait_fraction"] is not None
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 500
+    for name in ("best.ckpt", "last.ckpt"):
+        assert (fitted["folder"] / "checkpoints" / name).is_file()
+    assert list((fitted["folder"] / "tensorboard").rglob("events*"))
+    assert (fitted["folder"] / "csv" / "metrics.csv").is_file()
+    tested = run("test", *words)
+    assert tested["test/average_precision"] == pytest.approx(fitted["test/average_precision"], abs=1e-6)
+    assert "val/average_precision" in run("validate", *words)
+    predicted = run("predict", *words)
+    maps = list((predicted["folder"] / "maps").rglob("*.png"))
+    assert len(maps) == predicted["predict/images"] == 6
+    assert cv2.imread(str(maps[0]), cv2.IMREAD_UNCHANGED).dtype == np.uint16
+    header = (predicted["folder"] / "defects.csv").read_text().splitlines()[0]
+    assert header == "image,y,x,area_px,score,height_px,width_px"
+    shown = run("show", *words, "show.count=3")
+    assert shown["show/patches"] == 3
+    assert run("prepare", *words)["prepare/images"] == 6
+    assert run("prepare", *words, "prepare.check=true", "data.on_bad=skip")["prepare/images"] == 6
+    assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
+
+
+def _nodes(value: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield key, value
+        for name, child in value.items():
+            yield from _nodes(child, f"{key}.{name}")
+
+
+def _masked_data(folder: Path) -> list[str]:
+    rng = np.random.default_rng(0)
+    (folder / "masks").mkdir(parents=True)
+    for number in range(6):
+        cv2.imwrite(str(folder / f"{number}.png"), rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+        mask = np.zeros((64, 64), np.uint8)
+        mask[10:20, 30:40] = 255
+        cv2.imwrite(str(folder / "masks" / f"{number}.png"), mask)
+    return [f"data.root={folder}", "data.masks=masks", "data.mask_splits=[train,val,test]"]

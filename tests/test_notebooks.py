@@ -1,0 +1,29 @@
+"""Every notebook runs from top to bottom, and is committed without outputs."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def test_there_are_notebooks() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["quick_start"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_stripped(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the Jupyter client, not of ours
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path))
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(FOLDER.parent)}}).execute()

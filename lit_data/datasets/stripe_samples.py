@@ -1,0 +1,239 @@
+"""The default data of the stripe experiment: a small set of images, made once where no ``data.root`` is given."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.stripe_scene import render_sample
+from lit_data.errors import ConfigError, StoreBusyError, StoreError
+
+SampleDtype = Literal["uint8", "float32"]
+
+FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
+MARKER = "samples.json"
+SMALLEST_SIDE_PX = 112  # room for three true defects
+LOCK_WAIT_S = 600.0
+SHOW_PROGRESS_AFTER_S = 2.0
+
+README = """Stripe samples, made by lit_data (lit_data.datasets.stripe_samples). Synthetic, CC0: use them for anything.
+
+train/, val/, test/   images of a striped web under a line camera; channels as stored: target, ref1, ref2.
+                      The references are neighbouring repeats of the pattern, up to 1 px out of register.
+test_masks/           same file stems, 255 where the target has a true defect, else 0.
+defects.json          every defect of the test images: kind, channels, box_px = [top, left, bottom, right] with ends
+                      excluded, and whether it is true (in the target alone) or a distractor (not in the mask).
+samples.json          what the set was made from, and the size of each file. Without it the set is made again.
+
+train/ and val/ are free of defects: they are synthesised during training.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StripeSampleSpec:
+    """What a set is made from; equal specs give equal pixels.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+
+    count: int
+    height_px: int
+    width_px: int
+    dtype: SampleDtype
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_integer("count", self.count, 3, 9999)
+        _check_integer("height_px", self.height_px, SMALLEST_SIDE_PX, 2**15)
+        _check_integer("width_px", self.width_px, SMALLEST_SIDE_PX, 2**15)
+        _check_integer("seed", self.seed, 0, 2**63 - 1)
+        if self.dtype not in get_args(SampleDtype):
+            raise ConfigError(f"dtype is {self.dtype!r}; allowed: {', '.join(get_args(SampleDtype))}")
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the set's folder: sets of different specs lie side by side."""
+        return f"stripe-{self.count}x{self.height_px}x{self.width_px}-{self.dtype}-seed{self.seed}"
+
+    def split_of(self, number: int) -> str:
+        """Return ``train``, ``val`` or ``test`` for an image number; 64 images give 44, 8 and 12."""
+        test, val = max(1, round(self.count * 12 / 64)), max(1, round(self.count * 8 / 64))
+        if number < self.count - test - val:
+            return "train"
+        return "val" if number < self.count - test else "test"
+
+    def has_defects(self, number: int) -> bool:
+        """Whether an image has defects: the test images, but every sixth of them is kept clean."""
+        return self.split_of(number) == "test" and (self.count - number) % 6 != 0
+
+
+def ensure_stripe_samples(
+    folder: Path,
+    *,
+    count: int = 64,
+    height_px: int = 976,
+    width_px: int = 176,
+    dtype: SampleDtype = "uint8",
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Make the stripe samples once and say where they are.
+
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
+    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+
+    Args:
+        folder: Where sets are kept; the set gets a folder of its own in it.
+        count: Number of images, divided 44 : 8 : 12 into train, val and test.
+        height_px: Rows of an image.
+        width_px: Columns of an image.
+        dtype: ``uint8`` gives PNG, ``float32`` gives TIFF with values in 0..1.
+        seed: Each image is a function of (seed, image number, size) alone.
+        progress: Show a bar when it takes longer than two seconds.
+
+    Returns:
+        The set's root, which holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json`` and ``README.txt``.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        StoreError: The folder cannot be written.
+        StoreBusyError: Another process has been making the same set for ten minutes.
+    """
+    import filelock
+
+    spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
+    root = Path(folder) / spec.folder_name
+    if _is_complete(root, spec):
+        return root
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(root.with_name(f".{root.name}.lock"), timeout=LOCK_WAIT_S):
+            if not _is_complete(root, spec):
+                _sweep_dead(root)
+                _make_set(root, spec, progress)
+    except filelock.Timeout as error:
+        raise StoreBusyError(
+            f"{error.lock_file} has been locked for {LOCK_WAIT_S:g} s by another process that makes the samples; "
+            "wait for it or end it"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"cannot make the stripe samples in {folder} ({error}); name another folder") from error
+    return root
+
+
+def _check_integer(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} is {value!r}; allowed: an integer from {least} to {most}")
+
+
+def _is_complete(root: Path, spec: StripeSampleSpec) -> bool:
+    try:
+        marker = json.loads((root / MARKER).read_text(encoding="utf-8"))
+        sizes = {name: (root / name).stat().st_size for name in marker["files_bytes"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(marker == _marker(spec, sizes))
+
+
+def _marker(spec: StripeSampleSpec, files_bytes: dict[str, int]) -> dict[str, Any]:
+    made_from = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+    return {"format": FORMAT_VERSION, "made_from": made_from, "files_bytes": files_bytes}
+
+
+def _sweep_dead(root: Path) -> None:
+    import psutil
+
+    for leftover in root.parent.glob(f".{root.name}-*.tmp"):
+        owner = leftover.name.removeprefix(f".{root.name}-").split("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _make_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{root.name}-{os.getpid()}-", suffix=".tmp", dir=root.parent) as temp:
+        made = Path(temp) / "made"
+        _write_set(made, spec, progress)
+        if _is_complete(root, spec):  # published by another process, on a file system whose locks do nothing
+            return
+        if root.exists():
+            root.rename(Path(temp) / "incomplete")
+        made.rename(root)
+
+
+def _write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
+    for name in ("train", "val", "test", "test_masks"):
+        (root / name).mkdir(parents=True)
+    defects: list[dict[str, Any]] = []
+    with _show_progress(spec.count, progress) as advance:
+        for number in range(spec.count):
+            defects += _write_sample(root, spec, number)
+            advance()
+    (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
+    (root / "README.txt").write_text(README, encoding="utf-8")
+    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))}
+    (root / MARKER).write_text(json.dumps(_marker(spec, sizes), indent=1), encoding="utf-8")
+
+
+def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[str, Any]]:
+    sample = render_sample(spec.seed, number, (spec.height_px, spec.width_px), with_defects=spec.has_defects(number))
+    split, stem = spec.split_of(number), f"stripe_{number:04d}"
+    pixels = np.moveaxis(sample.image, 0, -1)
+    if spec.dtype == "float32":
+        name = f"{stem}.tif"
+        _write_tiff(root / split / name, pixels)
+    else:
+        name = f"{stem}.png"
+        _write_png(root / split / name, np.rint(pixels * 255).astype(np.uint8)[..., ::-1])
+    if split == "test":
+        _write_png(root / "test_masks" / f"{stem}.png", sample.mask.astype(np.uint8) * 255)
+    return [{"image": f"{split}/{name}", **row} for row in sample.defects]
+
+
+def _write_png(path: Path, pixels: NDArray[np.uint8]) -> None:
+    import cv2
+
+    # Encoded in memory, because imwrite turns a full disk into a return value without a reason.
+    path.write_bytes(cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes())
+
+
+def _write_tiff(path: Path, pixels: NDArray[np.float32]) -> None:
+    import tifffile
+
+    tifffile.imwrite(
+        path,
+        pixels,
+        photometric="rgb",
+        compression="zlib",
+        compressionargs={"level": 1},
+        metadata=None,
+        software="lit_data",
+    )
+
+
+@contextmanager
+def _show_progress(count: int, progress: bool) -> Iterator[Callable[[], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    started_s, bar = monotonic(), Progress(console=Console(stderr=True), disable=not progress)
+    task = bar.add_task("making stripe samples", total=count)
+
+    def advance() -> None:
+        bar.advance(task)
+        if monotonic() - started_s > SHOW_PROGRESS_AFTER_S:
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        bar.stop()

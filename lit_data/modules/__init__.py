@@ -1,0 +1,6 @@
+"""LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
+
+from lit_data.modules.compare_net import CompareNet
+from lit_data.modules.segmentation import SegmentationModule
+
+__all__ = ["CompareNet", "SegmentationModule"]

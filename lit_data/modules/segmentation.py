@@ -1,0 +1,153 @@
+"""`SegmentationModule`: learn to mark the pixels of true defects."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, get_args
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from typing_extensions import override
+
+from lit_data.errors import ConfigError
+from lit_data.modules.compare_net import CompareNet
+from lit_data.modules.losses import rare_pixel_loss
+from lit_data.modules.metrics import DefectRecall, PixelScores
+from lit_data.types import Batch
+
+Schedule = Literal["one_cycle", "cosine", "none"]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class SegmentationModule(L.LightningModule):
+    """A net, a loss for rare pixels, and scores beside those of the plain difference.
+
+    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1}.
+
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it:
+
+    - ``average_precision``: of pixels;
+    - ``dice``: of pixels, at probability 0.5;
+    - ``defect_recall``: share of defects found at 0.1 false alarms per patch;
+    - each with ``_baseline`` behind it: the same for the score |target - mean(ref)|, its Dice at the best threshold.
+
+    Args:
+        net: From [B, 3, H, W] images to [B, 1, H, W] logits; `CompareNet` by default.
+        optimizer: Makes the optimizer from the parameters; AdamW by default.
+        schedule: Learning rate over the steps of the run: `one_cycle` (Smith and Topin, 2018), `cosine` or `none`.
+        dice_weight: Weight of the Dice term of the loss.
+        false_alarms_per_patch: Rate at which ``defect_recall`` is taken.
+
+    Raises:
+        ConfigError: The schedule is unknown.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "one_cycle",
+        dice_weight: float = 1.0,
+        false_alarms_per_patch: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if schedule not in get_args(Schedule):
+            raise ConfigError(f"schedule={schedule!r} is unknown: choose one of {', '.join(get_args(Schedule))}")
+        self.net = net or CompareNet()
+        self.optimizer_factory = optimizer or _make_adamw
+        self.schedule, self.dice_weight = schedule, dice_weight
+        self.scores = nn.ModuleDict(
+            {f"{stage}_scores": _make_scores(stage, false_alarms_per_patch) for stage in ("val", "test")}
+        )
+        self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, 1, H, W] of images [B, 3, H, W]."""
+        logits: Tensor = self.net(images)
+        return logits
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = rare_pixel_loss(self(batch["image"]), batch["mask"], dice_weight=self.dice_weight)
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["image"]))
+        return loss
+
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._score(batch, "val")
+
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._score(batch, "test")
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._log_scores("val")
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._log_scores("test")
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Probabilities, with what is needed to put them back into their image.
+
+        Returns:
+            ``probability`` [B, 1, H, W] float32 in 0..1, and ``index``, ``image_index``, ``position`` of the batch.
+        """
+        places: dict[str, Tensor] = {key: batch[key] for key in ("index", "image_index", "position") if key in batch}
+        return {"probability": self(batch["image"]).float().sigmoid(), **places}
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer_factory(self.parameters())
+        if self.schedule == "none":
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler: torch.optim.lr_scheduler.LRScheduler
+        if self.schedule == "cosine":
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        else:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _score(self, batch: Batch, stage: str) -> None:
+        images = batch["image"]
+        scores = self.scores[f"{stage}_scores"]
+        for name, found in (("model", self(images).float().sigmoid()), ("baseline", plain_difference(images))):
+            scores[name].update(found, batch["mask"])  # type: ignore[index]  # a ModuleDict
+
+    def _log_scores(self, stage: str) -> None:
+        for metrics in self.scores[f"{stage}_scores"].values():  # type: ignore[operator]  # a ModuleDict
+            self.log_dict(metrics.compute(), prog_bar=False, batch_size=1)
+            metrics.reset()
+
+
+def plain_difference(images: Tensor) -> Tensor:
+    """The score that any engineer would try first: |target - mean(references)|.
+
+    Args:
+        images: [B, C, H, W]; channel 0 is the target.
+
+    Returns:
+        [B, 1, H, W] float32.
+    """
+    return (images[:, :1] - images[:, 1:].mean(1, keepdim=True)).abs().float()
+
+
+def _make_scores(stage: str, false_alarms_per_patch: float) -> nn.ModuleDict:
+    def collect(threshold: float | None, suffix: str) -> MetricCollection:
+        metrics: dict[str, Any] = {
+            "pixels": PixelScores(threshold=threshold),
+            "defect_recall": DefectRecall(false_alarms_per_patch=false_alarms_per_patch),
+        }
+        return MetricCollection(metrics, prefix=f"{stage}/", postfix=suffix, compute_groups=False)
+
+    return nn.ModuleDict({"model": collect(0.5, ""), "baseline": collect(None, "_baseline")})
+
+
+def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=2e-2, weight_decay=1e-2)

@@ -1,0 +1,296 @@
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import filelock
+import numpy as np
+import pytest
+import tifffile
+
+from lit_data.datasets import stripe_samples
+from lit_data.datasets.stripe_defects import LEAST_CHANGE
+from lit_data.datasets.stripe_samples import ensure_stripe_samples
+from lit_data.datasets.stripe_scene import render_sample
+from lit_data.errors import ConfigError, StoreBusyError, StoreError
+
+SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112, "progress": False}
+SHAPE = (128, 112)
+
+
+def digests(root: Path) -> dict[str, str]:
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def stamps(root: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in [root, *root.rglob("*")]}
+
+
+def test_equal_arguments_give_equal_bytes_and_another_seed_other_images(tmp_path: Path) -> None:
+    one = digests(ensure_stripe_samples(tmp_path / "a", **SMALL))
+    two = digests(ensure_stripe_samples(tmp_path / "b", **SMALL))
+    other = digests(ensure_stripe_samples(tmp_path / "a", **SMALL, seed=1))
+    assert one == two
+    images = [name for name in one if name.startswith(("train", "val", "test/"))]
+    assert len(images) == 6
+    assert all(one[name] != other[name] for name in images)
+
+
+def test_an_image_depends_on_its_number_not_on_the_count(tmp_path: Path) -> None:
+    few = digests(ensure_stripe_samples(tmp_path, **SMALL))
+    more = digests(ensure_stripe_samples(tmp_path, **{**SMALL, "count": 7}))
+    assert few["train/stripe_0002.png"] == more["train/stripe_0002.png"]
+
+
+def test_layout_of_a_png_set(tmp_path: Path) -> None:
+    root = ensure_stripe_samples(tmp_path, **{**SMALL, "count": 12})
+    assert root == tmp_path / "stripe-12x128x112-uint8-seed0"
+    stems = {
+        folder.name: sorted(path.stem for path in folder.iterdir()) for folder in root.iterdir() if folder.is_dir()
+    }
+    assert {split: len(names) for split, names in stems.items()} == {"train": 8, "val": 2, "test": 2, "test_masks": 2}
+    assert stems["test"] == stems["test_masks"] == ["stripe_0010", "stripe_0011"]
+    for path in root.glob("t*/*.png"):
+        pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        assert pixels.dtype == np.uint8
+        assert pixels.shape == (SHAPE if path.parent.name == "test_masks" else (*SHAPE, 3))
+    assert "CC0" in (root / "README.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("count", "splits", "clean"),
+    [(3, (1, 1, 1), 0), (8, (5, 1, 2), 0), (64, (44, 8, 12), 2), (128, (88, 16, 24), 4)],
+)
+def test_split_and_clean_test_images(count: int, splits: tuple[int, int, int], clean: int) -> None:
+    spec = stripe_samples.StripeSampleSpec(count, 976, 176, "uint8", 0)
+    names = [spec.split_of(number) for number in range(count)]
+    assert names == ["train"] * splits[0] + ["val"] * splits[1] + ["test"] * splits[2]
+    assert [spec.has_defects(number) for number in range(count)].count(True) == splits[2] - clean
+    assert not any(spec.has_defects(number) for number in range(splits[0] + splits[1]))
+
+
+def test_stored_red_is_the_target_in_png_and_tiff(tmp_path: Path) -> None:
+    rendered = render_sample(0, 5, SHAPE, with_defects=True)
+    png = ensure_stripe_samples(tmp_path, **SMALL) / "test" / "stripe_0005.png"
+    stored = cv2.imread(str(png), cv2.IMREAD_UNCHANGED)[..., ::-1]
+    np.testing.assert_array_equal(np.moveaxis(stored, -1, 0), np.rint(rendered.image * 255).astype(np.uint8))
+    tiff = ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "test" / "stripe_0005.tif"
+    floats = tifffile.imread(tiff)
+    assert floats.dtype == np.float32
+    assert floats.min() >= 0
+    assert floats.max() <= 1
+    np.testing.assert_array_equal(np.moveaxis(floats, -1, 0), rendered.image)
+    mask = cv2.imread(str(png.parents[1] / "test_masks" / png.name), cv2.IMREAD_UNCHANGED)
+    np.testing.assert_array_equal(mask, rendered.mask * np.uint8(255))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_mask_is_exactly_where_true_defects_change_the_target(number: int) -> None:
+    shape = (320, 176)
+    sample = render_sample(3, number, shape, with_defects=True)
+    clean = render_sample(3, number, shape, with_defects=False)
+    np.testing.assert_array_equal(sample.clean, clean.image)
+    assert not clean.mask.any()
+    assert clean.defects == []
+    changed = np.rint(sample.image * 255) != np.rint(clean.image * 255)
+    expected = np.zeros((3, *shape), dtype=bool)
+    expected[0] = sample.mask
+    for defect in sample.defects:
+        top, left, bottom, right = defect["box_px"]
+        area = np.s_[top:bottom, left:right]
+        if defect["role"] == "true":
+            assert defect["channels"] == ["target"]
+            sides = sample.mask[area][0], sample.mask[area][-1], sample.mask[area][:, 0], sample.mask[area][:, -1]
+            assert all(side.any() for side in sides)
+            assert not changed[1:][:, *area].any()
+        else:
+            assert not sample.mask[area].any()
+            for channel, name in enumerate(("target", "ref1", "ref2")):
+                assert changed[channel][area].any() == (name in defect["channels"])
+                expected[channel][area] = changed[channel][area]
+    np.testing.assert_array_equal(changed, expected)
+    assert np.abs(sample.image[0] - clean.image[0])[sample.mask].min() > LEAST_CHANGE - 1e-6
+
+
+def test_full_size_images_hold_both_kinds_and_both_roles() -> None:
+    samples = [render_sample(0, number, (976, 176), with_defects=True) for number in range(3)]
+    for sample in samples:
+        roles = [defect["role"] for defect in sample.defects]
+        assert 3 <= roles.count("true") <= 8
+        assert 3 <= roles.count("distractor") <= 8
+        assert sample.clean.min() > LEAST_CHANGE
+        assert sample.clean.max() < 1
+    kinds = {(defect["kind"], defect["role"]) for sample in samples for defect in sample.defects}
+    assert kinds == {(kind, role) for kind in ("scratch", "missing_piece") for role in ("true", "distractor")}
+
+
+def test_defects_json_names_every_defect_of_the_test_images(tmp_path: Path) -> None:
+    root = ensure_stripe_samples(tmp_path, **SMALL)
+    rows = json.loads((root / "defects.json").read_text(encoding="utf-8"))
+    assert rows == [
+        {"image": "test/stripe_0005.png", **row} for row in render_sample(0, 5, SHAPE, with_defects=True).defects
+    ]
+
+
+def test_second_call_changes_no_file_and_needs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = ensure_stripe_samples(tmp_path, **SMALL)
+    before = stamps(root)
+    monkeypatch.setattr(filelock, "FileLock", None)
+    assert ensure_stripe_samples(tmp_path, **SMALL) == root
+    assert stamps(root) == before
+
+
+@pytest.mark.parametrize("harm", ["no marker", "cut marker", "other format", "lost image", "cut image"])
+def test_a_harmed_set_is_made_again(tmp_path: Path, harm: str) -> None:
+    root = ensure_stripe_samples(tmp_path, **SMALL)
+    whole = digests(root)
+    marker, image = root / "samples.json", root / "train" / "stripe_0000.png"
+    text = marker.read_text(encoding="utf-8")
+    match harm:
+        case "no marker":
+            marker.unlink()
+        case "cut marker":
+            marker.write_text(text[:50], encoding="utf-8")
+        case "other format":
+            marker.write_text(text.replace('"format": ', '"format": 9'), encoding="utf-8")
+        case "lost image":
+            image.unlink()
+        case "cut image":
+            image.write_bytes(image.read_bytes()[:100])
+    assert ensure_stripe_samples(tmp_path, **SMALL) == root
+    assert digests(root) == whole
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == [root.name]
+
+
+def test_an_interrupted_run_leaves_nothing_and_the_next_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(stripe_samples, "_write_tiff", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ensure_stripe_samples(tmp_path, **SMALL, dtype="float32")
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
+    assert (ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "samples.json").is_file()
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+KILLED_RUN = """
+import os, signal, sys
+from pathlib import Path
+from lit_data.datasets import stripe_samples
+stripe_samples._write_tiff = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+stripe_samples.ensure_stripe_samples(Path(sys.argv[1]), count=6, height_px=128, width_px=112, dtype="float32")
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_RUN, str(tmp_path)], timeout=50, check=False)
+    assert done.returncode == -9
+    assert len(list(tmp_path.glob(".*.tmp"))) == 1
+    alive = tmp_path / f".stripe-6x128x112-float32-seed0-{os.getpid()}-x.tmp"
+    alive.mkdir()
+    root = ensure_stripe_samples(tmp_path, **SMALL, dtype="float32")
+    assert {path for path in tmp_path.iterdir() if path.suffix != ".lock"} == {alive, root}
+
+
+@pytest.mark.timeout(60)
+def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, made = context.Barrier(2, timeout=30), context.Queue()
+    both = [context.Process(target=make_at_once, args=(tmp_path / "both", start, made)) for _ in range(2)]
+    try:
+        for process in both:
+            process.start()
+        roots = {made.get(timeout=40) for _ in both}
+    finally:
+        for process in both:
+            process.join(5)
+            process.kill()
+    assert [digests(root) for root in roots] == [digests(ensure_stripe_samples(tmp_path / "alone", **SMALL))]
+    assert {path for path in (tmp_path / "both").iterdir() if path.suffix != ".lock"} == roots
+
+
+def make_at_once(folder: Path, start: Any, made: Any) -> None:
+    start.wait()
+    made.put(ensure_stripe_samples(folder, **SMALL))
+
+
+def test_a_set_published_by_another_without_a_lock_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_set = stripe_samples._write_set
+
+    def be_overtaken(root: Path, spec: stripe_samples.StripeSampleSpec, progress: bool) -> None:
+        write_set(root, spec, progress)
+        if not (tmp_path / spec.folder_name).exists():
+            write_set(tmp_path / spec.folder_name, spec, progress)
+
+    monkeypatch.setattr(stripe_samples, "_write_set", be_overtaken)
+    root = ensure_stripe_samples(tmp_path, **SMALL)
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == [root]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        # numbers out of range
+        ({"count": 2}, "count is 2; allowed: an integer from 3 to 9999"),
+        ({"height_px": 111}, "height_px is 111; allowed: an integer from 112 to 32768"),
+        ({"width_px": 40000}, "width_px is 40000; allowed: an integer from 112 to 32768"),
+        ({"seed": -1}, "seed is -1; allowed: an integer from 0 to 9223372036854775807"),
+        # wrong types
+        ({"count": 6.0}, "count is 6.0; allowed: an integer"),
+        ({"seed": True}, "seed is True; allowed: an integer"),
+        ({"dtype": "uint16"}, "dtype is 'uint16'; allowed: uint8, float32"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    tmp_path: Path, wrong: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ensure_stripe_samples(tmp_path / "new", **{**SMALL, **wrong})
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match=r"cannot make the stripe samples in .*file.*name another folder"):
+        ensure_stripe_samples(tmp_path / "file", **SMALL)
+
+
+def test_a_lock_held_for_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stripe_samples, "LOCK_WAIT_S", 0.0)
+    with (
+        filelock.FileLock(tmp_path / ".stripe-6x128x112-uint8-seed0.lock"),
+        pytest.raises(StoreBusyError, match=r"\.lock has been locked for 0 s by another process"),
+    ):
+        ensure_stripe_samples(tmp_path, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("progress", "seconds_per_image", "shown"), [(True, 1.0, True), (True, 0.1, False), (False, 1.0, False)]
+)
+def test_progress_appears_on_stderr_after_two_seconds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    progress: bool,
+    seconds_per_image: float,
+    shown: bool,
+) -> None:
+    clock = itertools.count(0.0, seconds_per_image)
+    monkeypatch.setattr(stripe_samples, "monotonic", lambda: next(clock))
+    ensure_stripe_samples(tmp_path, **{**SMALL, "progress": progress})
+    printed = capsys.readouterr()
+    assert ("making stripe samples" in printed.err) == shown
+    assert printed.out == ""

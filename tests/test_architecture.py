@@ -22,7 +22,7 @@ LAYERS = {
 }  # fmt: skip
 OUTSIDE = [
     {"numpy"},
-    {"cv2", "tifffile", "PIL", "imagecodecs", "filelock", "psutil", "rich"},
+    {"cv2", "tifffile", "PIL", "imagecodecs", "psutil", "rich"},
     {"torch"},
     {"kornia"},
     {"lightning", "torchmetrics"},

@@ -1,21 +1,18 @@
 """The default data of the stripe experiment: a small set of images, made once where no ``data.root`` is given."""
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.stripe_scene import render_sample
-from lit_data.errors import ConfigError, StoreBusyError, StoreError
+from lit_data.errors import ConfigError, StoreError
+from lit_data.io.lock import build_lock
+from lit_data.io.progress import track
+from lit_data.io.temp import sweep, temp_folder
 
 SampleDtype = Literal["uint8", "float32"]
 
@@ -23,7 +20,6 @@ FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
 MARKER = "samples.json"
 SMALLEST_SIDE_PX = 112  # room for three true defects
 LOCK_WAIT_S = 600.0
-SHOW_PROGRESS_AFTER_S = 2.0
 
 README = """Stripe samples, made by lit_data (lit_data.datasets.stripe_samples). Synthetic, CC0: use them for anything.
 
@@ -109,23 +105,16 @@ def ensure_stripe_samples(
         StoreError: The folder cannot be written.
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
-    import filelock
-
     spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
     root = Path(folder) / spec.folder_name
     if _is_complete(root, spec):
         return root
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(root.with_name(f".{root.name}.lock"), timeout=LOCK_WAIT_S):
+        with build_lock(root.parent, wait_s=LOCK_WAIT_S, is_done=lambda: _is_complete(root, spec)):
             if not _is_complete(root, spec):
-                _sweep_dead(root)
+                sweep(root.parent)
                 _make_set(root, spec, progress)
-    except filelock.Timeout as error:
-        raise StoreBusyError(
-            f"{error.lock_file} has been locked for {LOCK_WAIT_S:g} s by another process that makes the samples; "
-            "wait for it or end it"
-        ) from error
     except OSError as error:
         raise StoreError(f"cannot make the stripe samples in {folder} ({error}); name another folder") from error
     return root
@@ -150,34 +139,22 @@ def _marker(spec: StripeSampleSpec, files_bytes: dict[str, int]) -> dict[str, An
     return {"format": FORMAT_VERSION, "made_from": made_from, "files_bytes": files_bytes}
 
 
-def _sweep_dead(root: Path) -> None:
-    import psutil
-
-    for leftover in root.parent.glob(f".{root.name}-*.tmp"):
-        owner = leftover.name.removeprefix(f".{root.name}-").split("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
 def _make_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".{root.name}-{os.getpid()}-", suffix=".tmp", dir=root.parent) as temp:
-        made = Path(temp) / "made"
+    with temp_folder(root.parent) as temp:
+        made = temp / "made"
         _write_set(made, spec, progress)
         if _is_complete(root, spec):  # published by another process, on a file system whose locks do nothing
             return
         if root.exists():
-            root.rename(Path(temp) / "incomplete")
+            root.rename(temp / "incomplete")
         made.rename(root)
 
 
 def _write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
     for name in ("train", "val", "test", "test_masks"):
         (root / name).mkdir(parents=True)
-    defects: list[dict[str, Any]] = []
-    with _show_progress(spec.count, progress) as advance:
-        for number in range(spec.count):
-            defects += _write_sample(root, spec, number)
-            advance()
+    numbers = track(range(spec.count), "making stripe samples", spec.count, enabled=progress)
+    defects = [row for number in numbers for row in _write_sample(root, spec, number)]
     (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
     sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))}
@@ -218,22 +195,3 @@ def _write_tiff(path: Path, pixels: NDArray[np.float32]) -> None:
         metadata=None,
         software="lit_data",
     )
-
-
-@contextmanager
-def _show_progress(count: int, progress: bool) -> Iterator[Callable[[], None]]:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    started_s, bar = monotonic(), Progress(console=Console(stderr=True), disable=not progress)
-    task = bar.add_task("making stripe samples", total=count)
-
-    def advance() -> None:
-        bar.advance(task)
-        if monotonic() - started_s > SHOW_PROGRESS_AFTER_S:
-            bar.start()
-
-    try:
-        yield advance
-    finally:
-        bar.stop()

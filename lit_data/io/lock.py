@@ -1,8 +1,7 @@
 """The lock that lets one process build while the others wait. It saves work and nothing else rests on it.
 
 A build is right without any lock, because it writes under a name of its own and renames at the end. So a lock that a
-mount does not offer, or that a dead process seems to hold, is passed by. The lock file itself is never written to,
-which no release of filelock before 4.2 promises.
+mount does not offer, or that a dead process seems to hold, is passed by. The lock file itself is never written to.
 """
 
 import fcntl

@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint
+from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint, load_weights
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -15,9 +15,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """
     checkpoint = find_checkpoint(cfg)
     datamodule, model = build_datamodule(cfg), build_model(cfg)
+    load_weights(model, checkpoint)
     trainer = build_trainer(cfg)
     score = trainer.validate if cfg.command == "validate" else trainer.test
     metrics: dict[str, Any] = {}
-    for scores in score(model, datamodule=datamodule, ckpt_path=checkpoint):
+    for scores in score(model, datamodule=datamodule):
         metrics |= scores
     return metrics

@@ -8,7 +8,7 @@ import lightning as L
 from omegaconf import DictConfig
 
 from lit_data.commands.pictures import draw_predictions, draw_samples
-from lit_data.commands.session import build_datamodule, build_model, build_trainer, collect_metrics
+from lit_data.commands.session import build_datamodule, build_model, build_trainer, collect_metrics, load_weights
 from lit_data.datamodules.base import BaseDataModule
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     datamodule.setup("fit")
     draw_samples(datamodule, folder / "samples.png", stage="train")
     trainer = build_trainer(cfg)
-    trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt)
+    trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt, weights_only=True)
     metrics = collect_metrics(trainer) | _score(trainer, model, datamodule)
     if trainer.is_global_zero:
         draw_predictions(datamodule, model, folder / "predictions.png")
@@ -36,11 +36,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 def _score(trainer: L.Trainer, model: L.LightningModule, datamodule: BaseDataModule) -> dict[str, Any]:
     """Metrics of the best checkpoint, whose weights the model then has."""
-    best = getattr(trainer.checkpoint_callback, "best_model_path", "") or None
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    if best:
+        load_weights(model, Path(best))
     metrics: dict[str, Any] = {}
     for stage, score in (("val", trainer.validate), ("test", trainer.test)):
         if len(datamodule.dataset(stage)):  # type: ignore[arg-type]
-            for scores in score(model, datamodule=datamodule, ckpt_path=best, verbose=False):
+            for scores in score(model, datamodule=datamodule, verbose=False):
                 metrics |= scores
-            best = None  # loaded now
     return metrics

@@ -85,9 +85,9 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
     for cells, image, mask, found in zip(axes, shown["image"], shown["mask"], probability, strict=True):
         _show_images(cells[:2], image)
         difference = (image[0] - image[1:].mean(0)).abs()
-        cells[2].imshow(difference, cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
+        cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
         _show_mask(cells[3], mask[0])
-        cells[4].imshow(found[0], cmap="magma", vmin=0, vmax=1)
+        cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
         for cell in (cells[0], cells[2], cells[4]):
             _circle(cell, mask[0], TRUE_COLOUR)
     _save(figure, path, f"predictions on {stage} patches", ("true defect",))
@@ -134,11 +134,11 @@ def _show_images(cells: Sequence[Axes], image: Tensor) -> None:
     """Target and references on one grey scale, so that they can be compared."""
     low, high = np.percentile(image.numpy(), (0.5, 99.5))
     for cell, channel in zip(cells, image, strict=False):
-        cell.imshow(channel, cmap="gray", vmin=low, vmax=max(high, low + 1e-3), interpolation="nearest")
+        cell.imshow(channel.numpy(), cmap="gray", vmin=low, vmax=max(high, low + 1e-3), interpolation="nearest")
 
 
 def _show_mask(cell: Axes, mask: Tensor) -> None:
-    cell.imshow(mask, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    cell.imshow(mask.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
 def _circle(cell: Axes, mask: Tensor, colour: str) -> None:

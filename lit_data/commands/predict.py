@@ -12,7 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 from typing_extensions import override
 
-from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint
+from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint, load_weights
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import Defect, PatchStitcher, find_defects
@@ -36,9 +36,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if not isinstance(datamodule, StripeDataModule):
         raise ConfigError(f"predict cannot stitch the patches of a {type(datamodule).__name__}")
     datamodule.setup("predict")
+    load_weights(model, checkpoint)
     writer = MapWriter(datamodule, folder, threshold=cfg.predict.threshold, min_area_px=cfg.predict.min_area_px)
     trainer = build_trainer(cfg, callbacks=[writer], logger=False)
-    trainer.predict(model, datamodule=datamodule, ckpt_path=checkpoint, return_predictions=False)
+    trainer.predict(model, datamodule=datamodule, return_predictions=False)
     return writer.finish()
 
 

@@ -1,16 +1,19 @@
 """From a configuration to the objects of a run."""
 
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from lit_data.commands.targets import instantiate
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.types import Summarises
 
 log = logging.getLogger(__name__)
@@ -40,7 +43,9 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         overrides: Trainer arguments that the command sets itself.
     """
     loggers = list((instantiate(cfg.logger) or {}).values())
-    callbacks = list((instantiate(cfg.callbacks) or {}).values())
+    callbacks: list[L.Callback] = list((instantiate(cfg.callbacks) or {}).values())
+    if cfg.command != "fit":
+        callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     overrides = {"logger": loggers, "callbacks": callbacks, **overrides}
     trainer: L.Trainer = instantiate(cfg.trainer, **overrides)
     return trainer
@@ -63,6 +68,19 @@ def find_checkpoint(cfg: DictConfig) -> Path:
         raise DataError(f"no checkpoint below {folder}: run fit first, or give ckpt=<path>")
     log.info("checkpoint: %s", found[-1])
     return found[-1]
+
+
+def load_weights(model: L.LightningModule, path: Path) -> None:
+    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is unpickled.
+
+    Raises:
+        StoreError: The file is no checkpoint, or that of another model.
+    """
+    try:
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{path} does not hold weights of {type(model).__name__}: {reason}") from error
 
 
 def collect_metrics(trainer: L.Trainer) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_data.errors import ConfigError
@@ -57,9 +57,7 @@ class SegmentationModule(L.LightningModule):
         self.net = net or CompareNet()
         self.optimizer_factory = optimizer or _make_adamw
         self.schedule, self.dice_weight = schedule, dice_weight
-        self.scores = nn.ModuleDict(
-            {f"{stage}_scores": _make_scores(stage, false_alarms_per_patch) for stage in ("val", "test")}
-        )
+        self.scores = nn.ModuleDict(_make_scores(false_alarms_per_patch))
         self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
 
     @override
@@ -115,15 +113,24 @@ class SegmentationModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _score(self, batch: Batch, stage: str) -> None:
-        images = batch["image"]
-        scores = self.scores[f"{stage}_scores"]
-        for name, found in (("model", self(images).float().sigmoid()), ("baseline", plain_difference(images))):
-            scores[name].update(found, batch["mask"])  # type: ignore[index]  # a ModuleDict
+        images, masks = batch["image"], batch["mask"]
+        logits, difference = self(images).float(), plain_difference(images)
+        self._metric(f"{stage}_pixels").update(logits.sigmoid(), masks)
+        # Probabilities close to 1 are equal in float32, logits are not.
+        self._metric(f"{stage}_defects").update(logits, masks)
+        self._metric(f"{stage}_pixels_baseline").update(difference, masks)
+        self._metric(f"{stage}_defects_baseline").update(difference, masks)
 
     def _log_scores(self, stage: str) -> None:
-        for metrics in self.scores[f"{stage}_scores"].values():  # type: ignore[operator]  # a ModuleDict
-            self.log_dict(metrics.compute(), prog_bar=False, batch_size=1)
-            metrics.reset()
+        for suffix in ("", "_baseline"):
+            pixels, defects = self._metric(f"{stage}_pixels{suffix}"), self._metric(f"{stage}_defects{suffix}")
+            found = {**pixels.compute(), "defect_recall": defects.compute()}
+            self.log_dict({f"{stage}/{name}{suffix}": value for name, value in found.items()}, batch_size=1)
+            pixels.reset()
+            defects.reset()
+
+    def _metric(self, name: str) -> Metric:
+        return cast(Metric, self.scores[name])
 
 
 def plain_difference(images: Tensor) -> Tensor:
@@ -138,15 +145,13 @@ def plain_difference(images: Tensor) -> Tensor:
     return (images[:, :1] - images[:, 1:].mean(1, keepdim=True)).abs().float()
 
 
-def _make_scores(stage: str, false_alarms_per_patch: float) -> nn.ModuleDict:
-    def collect(threshold: float | None, suffix: str) -> MetricCollection:
-        metrics: dict[str, Any] = {
-            "pixels": PixelScores(threshold=threshold),
-            "defect_recall": DefectRecall(false_alarms_per_patch=false_alarms_per_patch),
-        }
-        return MetricCollection(metrics, prefix=f"{stage}/", postfix=suffix, compute_groups=False)
-
-    return nn.ModuleDict({"model": collect(0.5, ""), "baseline": collect(None, "_baseline")})
+def _make_scores(false_alarms_per_patch: float) -> dict[str, Metric]:
+    scores: dict[str, Metric] = {}
+    for stage in ("val", "test"):
+        for suffix, threshold in (("", 0.5), ("_baseline", None)):
+            scores[f"{stage}_pixels{suffix}"] = PixelScores(threshold=threshold)
+            scores[f"{stage}_defects{suffix}"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
+    return scores
 
 
 def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -66,7 +66,7 @@ def _real_data(experiment: str, folder: Path) -> list[str]:
     elif experiment == "phantom":
         for number in range(6):
             for role in ("ub1mm", "ub5mm", "ya1mm"):
-                cv2.imwrite(str(folder / f"{number}_{role}.tif"), rng.integers(0, 4096, (64, 64), dtype=np.uint16))
+                cv2.imwrite(str(folder / f"{number}_{role}.tif"), rng.integers(0, 4096, (128, 128), dtype=np.uint16))
     else:
         return []
     return [f"data.root={folder}"]

@@ -1,0 +1,87 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lit_data.errors import ConfigError
+from lit_data.modules import CompareNet
+from lit_data.modules.compare_net import compare
+from lit_data.modules.losses import rare_pixel_loss
+from lit_data.modules.registration import align
+
+
+def _texture(height: int = 96, width: int = 96, shift: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:
+    """Smooth stripes with a second direction, so that both components of a shift can be seen."""
+    y = torch.arange(height, dtype=torch.float32)[:, None] + shift[0]
+    x = torch.arange(width, dtype=torch.float32) + shift[1]
+    return (0.5 + 0.2 * torch.sin(x / 2.0 + y / 9) + 0.15 * torch.sin(y / 2.5 - x / 11))[None, None]
+
+
+@pytest.mark.parametrize("shift", [(0.0, 0.6), (0.7, 0.0), (-0.5, 0.8), (1.0, -1.0)])
+def test_references_are_brought_into_register(shift: tuple[float, float]) -> None:
+    target, moved = _texture(), _texture(shift=shift)
+    aligned = align(target, moved)
+    inner = (slice(None), slice(None), slice(8, -8), slice(8, -8))
+    assert (target - aligned)[inner].abs().mean() < 0.25 * (target - moved)[inner].abs().mean()
+
+
+def test_a_true_defect_stands_out_and_a_distractor_does_not() -> None:
+    images = torch.cat((_texture(), _texture(shift=(0.4, 0.5)), _texture(shift=(0.5, 0.3))), dim=1)
+    images[:, 0, 30:33, 30:33] += 0.2
+    images[:, 0, 60:63, 60:63] += 0.2
+    images[:, 1:, 60:63, 60:63] += 0.2
+    images[:, 1, 30:33, 70:73] += 0.2
+    agreed = compare(images)[0, -1]
+    assert agreed[31, 31] > 3
+    assert agreed[61, 61].abs() < 1
+    assert agreed[31, 71].abs() < 1
+
+
+def test_gain_and_offset_of_a_channel_do_not_matter() -> None:
+    images = _texture().repeat(1, 3, 1, 1)
+    images[:, 1] = images[:, 1] * 0.7 + 0.1
+    assert compare(images)[..., 8:-8, 8:-8].abs().max() < 0.5
+
+
+@pytest.mark.parametrize("size", [(128, 128), (33, 70), (7, 5), (1, 9)])
+def test_any_size_goes_through(size: tuple[int, int]) -> None:
+    assert CompareNet()(torch.rand(2, 3, *size)).shape == (2, 1, *size)
+
+
+def test_a_sample_does_not_depend_on_its_batch() -> None:
+    net, images = CompareNet().eval(), torch.rand(5, 3, 40, 40)
+    with torch.no_grad():
+        torch.testing.assert_close(net(images)[2:3], net(images[2:3]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_untrained_net_expects_few_defects() -> None:
+    torch.manual_seed(0)
+    net = CompareNet(prior=1e-3)
+    assert net(torch.full((1, 3, 32, 32), 0.5)).sigmoid().mean().item() == pytest.approx(1e-3, rel=0.1)
+    assert sum(weight.numel() for weight in net.parameters()) < 1_000_000
+
+
+@pytest.mark.parametrize("options", [{"width": 0}, {"depth": 0}, {"prior": 0.0}, {"prior": 1.0}])
+def test_bad_options(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="need width, depth >= 1 and 0 < prior < 1"):
+        CompareNet(**options)  # type: ignore[arg-type]
+
+
+def test_the_loss_is_finite_without_defects_and_in_bfloat16() -> None:
+    logits = torch.full((2, 1, 16, 16), -7.0, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = rare_pixel_loss(logits, torch.zeros(2, 1, 16, 16))
+    assert loss.dtype == torch.float32
+    assert torch.isfinite(loss)
+    loss.backward()
+    assert logits.grad is not None
+    assert (logits.grad > 0).all()  # false alarms are pushed down
+
+
+def test_the_loss_is_its_formula() -> None:
+    logits = torch.tensor([[[[2.0, -1.0, -3.0]]]])
+    masks = torch.tensor([[[[1.0, 0.0, 0.0]]]])
+    entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="sum") / 65
+    p = logits.sigmoid()
+    dice = 1 - (2 * p[0, 0, 0, 0] + 1) / (p.sum() + 1 + 1)
+    torch.testing.assert_close(rare_pixel_loss(logits, masks), entropy + dice)
+    torch.testing.assert_close(rare_pixel_loss(logits, masks, dice_weight=0.0), entropy)

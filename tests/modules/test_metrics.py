@@ -1,0 +1,95 @@
+import pytest
+import torch
+from torchmetrics.classification import BinaryAveragePrecision, BinaryF1Score
+
+from lit_data.modules.metrics import DefectRecall, PixelScores
+
+
+def _rare(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    masks = (torch.rand(samples, 1, 64, 64, generator=generator) > 0.998).float()
+    logits = torch.randn(masks.shape, generator=generator) * 2 - 6 + 5 * masks
+    return logits.sigmoid(), masks
+
+
+def test_average_precision_agrees_with_the_exact_one() -> None:
+    scores, masks = _rare()
+    metric = PixelScores()
+    for part in range(0, 6, 4):
+        metric.update(scores[part : part + 4], masks[part : part + 4])
+    exact = BinaryAveragePrecision()(scores.flatten(), masks.flatten().long())
+    assert 0.2 < exact < 0.9
+    assert float(metric.compute()["average_precision"]) == pytest.approx(float(exact), abs=1e-3)
+
+
+def test_dice_at_a_threshold_and_at_the_best_one() -> None:
+    scores, masks = _rare()
+    fixed, best = PixelScores(threshold=0.5), PixelScores(threshold=None)
+    fixed.update(scores, masks)
+    best.update(scores, masks)
+    expected = BinaryF1Score()(scores.flatten(), masks.flatten().long())
+    assert float(fixed.compute()["dice"]) == pytest.approx(float(expected), abs=1e-3)
+    assert best.compute()["dice"] > fixed.compute()["dice"]
+
+
+def test_perfect_and_empty() -> None:
+    _, masks = _rare()
+    perfect, empty = PixelScores(), PixelScores()
+    perfect.update(masks, masks)
+    assert {name: float(value) for name, value in perfect.compute().items()} == {"average_precision": 1.0, "dice": 1.0}
+    empty.update(torch.rand(2, 1, 8, 8), torch.zeros(2, 1, 8, 8))
+    assert {float(value) for value in empty.compute().values()} == {0.0}
+
+
+def test_the_state_does_not_grow() -> None:
+    metric = PixelScores()
+    before = metric.histogram.shape
+    for _ in range(3):
+        metric.update(*_rare())
+    assert metric.histogram.shape == before
+    assert int(metric.histogram.sum()) == 3 * 6 * 64 * 64
+
+
+def _maps(*peaks: dict[tuple[int, int], float]) -> torch.Tensor:
+    maps = torch.zeros(len(peaks), 1, 32, 32)
+    for number, places in enumerate(peaks):
+        for (y, x), score in places.items():
+            maps[number, 0, y, x] = score
+    return maps
+
+
+def test_recall_at_the_allowed_rate_of_false_alarms() -> None:
+    # Ten patches allow one false alarm at a rate of 0.1: the threshold is the second highest, 0.5.
+    masks = _maps({(5, 5): 1, (5, 6): 1, (20, 20): 1}, *[{}] * 9)
+    scores = _maps({(5, 6): 0.6, (20, 20): 0.4}, {(9, 9): 0.8}, {(9, 9): 0.5}, *[{}] * 7)
+    metric = DefectRecall(false_alarms_per_patch=0.1)
+    for part in (slice(0, 3), slice(3, 10)):
+        metric.update(scores[part], masks[part])
+    assert float(metric.compute()) == 0.5
+    metric.reset()
+    metric.update(scores[[0]], masks[[0]])
+    assert float(metric.compute()) == 1.0  # the flat background, at 0, is the strongest alarm
+
+
+def test_diagonal_neighbours_are_one_defect_and_near_peaks_no_alarm() -> None:
+    masks = _maps({(5, 5): 1, (6, 6): 1})
+    scores = _maps({(5, 5): 0.3, (8, 8): 0.9, (11, 5): 0.8, (20, 20): 0.1})
+    metric = DefectRecall(false_alarms_per_patch=0.0)
+    metric.update(scores, masks)
+    assert metric.defects[0].tolist() == [pytest.approx(0.3)]
+    assert [round(value, 3) for value in metric.alarms[0].tolist()][:2] == [0.8, 0.1]  # (8, 8) is 2 px from the mask
+    metric.reset()
+    metric.update(_maps({(5, 5): 0.3, (8, 8): 0.9, (20, 20): 0.1}), masks)
+    assert float(metric.compute()) == 1.0
+
+
+def test_no_defects_give_no_recall() -> None:
+    metric = DefectRecall()
+    metric.update(torch.rand(2, 1, 8, 8), torch.zeros(2, 1, 8, 8))
+    assert float(metric.compute()) == 0.0
+
+
+def test_few_alarms_are_kept_of_each_patch() -> None:
+    metric = DefectRecall()
+    metric.update(torch.rand(5, 1, 64, 64), torch.zeros(5, 1, 64, 64))
+    assert metric.alarms[0].numel() == 5 * 8

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.inference import find_defects
-from lit_data.types import Batch, Stage
+from lit_data.inference import Defect, find_defects
+from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,10 @@ def draw_samples(
     for cells, row in zip(axes, rows, strict=True):
         _show_images(cells[:3], batch["image"][row])
         _show_mask(cells[3], masks[row, 0])
-        _circle(cells[0], masks[row, 0], TRUE_COLOUR)
+        _circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
         for channel, cell in enumerate(cells[:3]):
             if marks is not None:
-                _circle(cell, marks[row, channel], DISTRACTOR_COLOUR)
+                _circle_mask(cell, marks[row, channel], DISTRACTOR_COLOUR)
         top, left = batch["position"][row].tolist()
         cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
     _save(figure, path, f"{stage} samples, epoch {epoch}", ("true defect", "distractor (not in the mask)"))
@@ -89,8 +89,33 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
         _show_mask(cells[3], mask[0])
         cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
         for cell in (cells[0], cells[2], cells[4]):
-            _circle(cell, mask[0], TRUE_COLOUR)
+            _circle_mask(cell, mask[0], TRUE_COLOUR)
     _save(figure, path, f"predictions on {stage} patches", ("true defect",))
+
+
+def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:
+    """Draw whole images side by side, each above its probability map, with the defects found circled.
+
+    Args:
+        images: For each image its name, [H, W] pixels, [H, W] probability in 0..1, and its defects.
+        path: The PNG to write.
+    """
+    height, width = images[0][1].shape
+    rows = min(_CELL_INCHES * height / width, 9.0)
+    figure = Figure(figsize=(_CELL_INCHES * len(images), 2 * rows + 0.9), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    for (name, pixels, probability, defects), cells in zip(
+        images, figure.subplots(2, len(images), squeeze=False).T, strict=True
+    ):
+        low, high = np.percentile(pixels, (0.5, 99.5))
+        cells[0].imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-3))
+        cells[0].set_title(f"{name[-24:]}\n{len(defects)} defects", fontsize=8)
+        cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
+        for cell in cells:
+            cell.set_xticks([])
+            cell.set_yticks([])
+            _circle(cell, defects, probability.shape, TRUE_COLOUR)
+    _save(figure, path, "images with the surest defects, and their probability", ("found",))
 
 
 @torch.no_grad()
@@ -141,13 +166,17 @@ def _show_mask(cell: Axes, mask: Tensor) -> None:
     cell.imshow(mask.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-def _circle(cell: Axes, mask: Tensor, colour: str) -> None:
-    for defect in find_defects(mask.numpy()):
+def _circle_mask(cell: Axes, mask: Tensor, colour: str) -> None:
+    _circle(cell, find_defects(mask.numpy()), tuple(mask.shape), colour)
+
+
+def _circle(cell: Axes, defects: Sequence[Defect], shape: tuple[int, ...], colour: str) -> None:
+    angle = np.linspace(0, 2 * np.pi, 40)
+    for defect in defects:
         radius = max(defect.height_px, defect.width_px) / 2 + 3
-        angle = np.linspace(0, 2 * np.pi, 40)
         cell.plot(defect.x + radius * np.cos(angle), defect.y + radius * np.sin(angle), color=colour, linewidth=1.2)
-    cell.set_xlim(-0.5, mask.shape[1] - 0.5)
-    cell.set_ylim(mask.shape[0] - 0.5, -0.5)
+    cell.set_xlim(-0.5, shape[1] - 0.5)
+    cell.set_ylim(shape[0] - 0.5, -0.5)
 
 
 def _save(figure: Figure, path: Path, title: str, legend: Sequence[str]) -> None:

@@ -12,13 +12,16 @@ import numpy as np
 from omegaconf import DictConfig
 from typing_extensions import override
 
+from lit_data.commands.pictures import draw_maps
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint, load_weights
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import Defect, PatchStitcher, find_defects
+from lit_data.io.readers import read_image
 
 log = logging.getLogger(__name__)
 
+_SHOWN = 6
 COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 
 
@@ -54,10 +57,11 @@ class MapWriter(L.Callback):
     """
 
     def __init__(self, datamodule: StripeDataModule, folder: Path, *, threshold: float, min_area_px: int) -> None:
+        self._bank = datamodule.bank
         self._names = datamodule.source_files.names(datamodule.bank)
         self._stitcher = PatchStitcher(datamodule.grid)
         self._folder, self._threshold, self._min_area_px = folder, threshold, min_area_px
-        self._found: list[tuple[str, Sequence[Defect]]] = []
+        self._found: list[tuple[int, Sequence[Defect]]] = []
 
     @override
     def on_predict_batch_end(
@@ -77,11 +81,9 @@ class MapWriter(L.Callback):
         for number, probability in self._stitcher.add(
             outputs["probability"], outputs["image_index"], outputs["position"]
         ):
-            name = self._names[number]
-            _write_map(self._folder / "maps" / f"{name}.png", probability)
-            self._found.append(
-                (name, find_defects(probability, threshold=self._threshold, min_area_px=self._min_area_px))
-            )
+            _write_map(self._map_of(number), probability)
+            defects = find_defects(probability, threshold=self._threshold, min_area_px=self._min_area_px)
+            self._found.append((number, defects))
 
     def finish(self) -> dict[str, Any]:
         """Write the table.
@@ -93,14 +95,26 @@ class MapWriter(L.Callback):
         with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.DictWriter(file, fieldnames=COLUMNS)
             writer.writeheader()
-            for name, defects in self._found:
-                writer.writerows({"image": name, **_round(defect)} for defect in defects)
+            for number, defects in self._found:
+                writer.writerows({"image": self._names[number], **_round(defect)} for defect in defects)
         log.info("defects: %s", path)
+        self._draw()
         return {
             "predict/images": len(self._found),
             "predict/images_with_defects": sum(bool(defects) for _, defects in self._found),
             "predict/defects": sum(len(defects) for _, defects in self._found),
         }
+
+    def _draw(self) -> None:
+        surest = sorted(self._found, key=lambda found: -max((defect.score for defect in found[1]), default=0))
+        images = [
+            (self._names[number], self._bank[number][0], read_image(self._map_of(number))[0] / 65535, defects)
+            for number, defects in surest[:_SHOWN]
+        ]
+        draw_maps(images, self._folder / "predictions.png")
+
+    def _map_of(self, number: int) -> Path:
+        return self._folder / "maps" / f"{self._names[number]}.png"
 
 
 def _write_map(path: Path, probability: np.ndarray[Any, np.dtype[np.float32]]) -> None:

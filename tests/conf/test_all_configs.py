@@ -137,6 +137,7 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     maps = list((predicted["folder"] / "maps").rglob("*.png"))
     assert len(maps) == predicted["predict/images"] == 6
     assert cv2.imread(str(maps[0]), cv2.IMREAD_UNCHANGED).dtype == np.uint16
+    assert (predicted["folder"] / "predictions.png").is_file()
     header = (predicted["folder"] / "defects.csv").read_text().splitlines()[0]
     assert header == "image,y,x,area_px,score,height_px,width_px"
     shown = run("show", *words, "show.count=3")

@@ -39,6 +39,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if not isinstance(datamodule, StripeDataModule):
         raise ConfigError(f"predict cannot stitch the patches of a {type(datamodule).__name__}")
     datamodule.setup("predict")
+    if datamodule.source_files.layout == "single":
+        log.warning(
+            "layout=single: target and references are one image, so what is really in it is in all three and not "
+            "found; the maps show false alarms only"
+        )
     load_weights(model, checkpoint)
     writer = MapWriter(datamodule, folder, threshold=cfg.predict.threshold, min_area_px=cfg.predict.min_area_px)
     trainer = build_trainer(cfg, callbacks=[writer], logger=False)

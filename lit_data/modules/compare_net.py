@@ -56,7 +56,9 @@ class CompareNet(nn.Module):
         Returns:
             [B, 1, H, W] logits.
         """
-        logits: Tensor = self.head(self.layers(compare(images)))
+        # Few channels at full resolution: channels last saves a quarter of a training step on the CPU.
+        features = compare(images).contiguous(memory_format=torch.channels_last)
+        logits: Tensor = self.head(self.layers(features))
         return logits
 
 

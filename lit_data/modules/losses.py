@@ -1,18 +1,21 @@
 """A loss for masks in which nearly all pixels are background."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_SMOOTH_PX = 64.0
+_DEFECT_PX = 10.0  # a small defect; the mean over all pixels would drown it in background that is right already
+_SMOOTH_PX = 2.0  # makes Dice finite, and an empty answer right, where a sample has no defect
+_SETTLED = 30.0
 
 
 def rare_pixel_loss(logits: Tensor, masks: Tensor, *, dice_weight: float = 1.0) -> Tensor:
-    """Cross entropy per defect pixel plus soft Dice, in float32 whatever the precision of the run.
+    """Cross entropy in units of a small defect plus soft Dice, in float32 whatever the precision of the run.
 
-    The mean over all pixels would be dominated by background that is right already. The sum of the cross entropy is
-    therefore divided by the number of defect pixels of the batch (plus 64, so that a batch without defects is finite
-    and still punishes false alarms). Soft Dice (Milletari et al., "V-Net", 3DV 2016) is taken over the whole batch,
-    where single samples often have no defect.
+    For each sample the sum of the cross entropy over the pixels, divided by 10, plus `dice_weight` times soft Dice
+    (Milletari et al., "V-Net", 3DV 2016), ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. The loss is the mean over
+    the samples. No sample changes the weight of another, so a batch gives the same gradient when it is worked off in
+    micro-batches or on several ranks, each weighted by its samples.
 
     Args:
         logits: [B, 1, H, W].
@@ -22,9 +25,15 @@ def rare_pixel_loss(logits: Tensor, masks: Tensor, *, dice_weight: float = 1.0) 
     Returns:
         A scalar.
     """
-    logits, masks = logits.float(), masks.float()
-    count = masks.sum()
-    entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="sum") / (count + _SMOOTH_PX)
+    masks = masks.float().flatten(1)
+    logits = _settle(logits.float().flatten(1), masks)
+    entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="none").sum(1) / _DEFECT_PX
     probability = logits.sigmoid()
-    dice = (2 * (probability * masks).sum() + 1) / (probability.sum() + count + 1)
-    return entropy + dice_weight * (1 - dice)
+    overlap = 2 * (probability * masks).sum(1)
+    dice = 1 - (overlap + _SMOOTH_PX) / (probability.sum(1) + masks.sum(1) + _SMOOTH_PX)
+    return (entropy + dice_weight * dice).mean()
+
+
+def _settle(logits: Tensor, masks: Tensor) -> Tensor:
+    """Stop the gradient of pixels that are right beyond 30: below about 1e-38 it makes CPUs ten times slower."""
+    return torch.where(masks > 0, logits.clamp(max=_SETTLED), logits.clamp(min=-_SETTLED))

@@ -7,7 +7,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 _BINS = 8192
-_PEAKS = 8
+_PEAKS = 32
 
 
 class PixelScores(Metric):
@@ -58,9 +58,11 @@ class DefectRecall(Metric):
     """Share of defects found at a fixed number of false alarms per patch.
 
     A defect is a connected region (8 neighbours) of the mask; its score is the highest in it. A false alarm is a local
-    maximum of the score (the highest within 5 x 5 px) farther than 3 px from any mask. The threshold is the lowest at
-    which there are no more than `false_alarms_per_patch` of them on average: one point of the FROC curve (Chakraborty,
-    "Maximum likelihood analysis of free-response ROC data", 1989). Of each patch the 8 highest are kept.
+    maximum of the score (the highest within 5 x 5 px, the first of equal ones) farther than 3 px from any mask. A
+    defect is found when its score is above a threshold, the lowest above which there are no more than
+    `false_alarms_per_patch` false alarms on average: one point of the FROC curve (Chakraborty, "Maximum likelihood
+    analysis of free-response ROC data", 1989). Of each patch the 32 highest alarms are kept, which bounds the state;
+    the recall is exact unless a single patch has more of them above the threshold.
 
     Args:
         false_alarms_per_patch: The allowed rate.
@@ -87,8 +89,9 @@ class DefectRecall(Metric):
             masks: [B, 1, H, W] in {0, 1}.
         """
         far = F.max_pool2d(masks.float(), 7, 1, 3) == 0
-        highest = (scores == F.max_pool2d(scores, 5, 1, 2)) & far
-        peaks = scores.masked_fill(~highest, -torch.inf).flatten(1)
+        _, highest = F.max_pool2d(scores, 5, 1, 2, return_indices=True)
+        own = torch.arange(scores[0].numel(), device=scores.device).view(scores[0].shape)
+        peaks = scores.masked_fill((highest != own) | ~far, -torch.inf).flatten(1)
         self.alarms.append(peaks.topk(min(_PEAKS, peaks.shape[1])).values.flatten().float())
         self.defects.append(_score_defects(scores, masks))
         self.patches += len(scores)

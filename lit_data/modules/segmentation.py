@@ -1,5 +1,6 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast, get_args
 
@@ -31,10 +32,13 @@ class SegmentationModule(L.LightningModule):
     - ``defect_recall``: share of defects found at 0.1 false alarms per patch;
     - each with ``_baseline`` behind it: the same for the score |target - mean(ref)|, its Dice at the best threshold.
 
+    `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is given again:
+    ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
+
     Args:
         net: From [B, 3, H, W] images to [B, 1, H, W] logits; `CompareNet` by default.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
-        schedule: Learning rate over the steps of the run: `one_cycle` (Smith and Topin, 2018), `cosine` or `none`.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
         dice_weight: Weight of the Dice term of the loss.
         false_alarms_per_patch: Rate at which ``defect_recall`` is taken.
 
@@ -58,6 +62,8 @@ class SegmentationModule(L.LightningModule):
         self.optimizer_factory = optimizer or _make_adamw
         self.schedule, self.dice_weight = schedule, dice_weight
         self.scores = nn.ModuleDict(_make_scores(false_alarms_per_patch))
+        # Plain values only, so that checkpoints load with weights_only=True.
+        self.save_hyperparameters("schedule", "dice_weight", "false_alarms_per_patch")
         self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
 
     @override
@@ -69,7 +75,8 @@ class SegmentationModule(L.LightningModule):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = rare_pixel_loss(self(batch["image"]), batch["mask"], dice_weight=self.dice_weight)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["image"]))
+        # Not in the progress bar, which would wait for the device after each step.
+        self.log("train/loss", loss, batch_size=len(batch["image"]))
         return loss
 
     @override
@@ -103,14 +110,23 @@ class SegmentationModule(L.LightningModule):
         optimizer = self.optimizer_factory(self.parameters())
         if self.schedule == "none":
             return optimizer
-        steps = int(self.trainer.estimated_stepping_batches)
-        scheduler: torch.optim.lr_scheduler.LRScheduler
-        if self.schedule == "cosine":
-            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        else:
-            rates = [group["lr"] for group in optimizer.param_groups]
-            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        length, interval = self._find_length()
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda count: learning_rate_factor(self.schedule, (count + 0.5) / length)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+
+    def _find_length(self) -> tuple[int, str]:
+        """Steps of the run; epochs where the loader has no length, for which Lightning answers -1 or infinity."""
+        steps, epochs = self.trainer.estimated_stepping_batches, self.trainer.max_epochs
+        if 0 < steps < math.inf:
+            return int(steps), "step"
+        if epochs is not None and epochs > 0:
+            return epochs, "epoch"
+        raise ConfigError(
+            f"schedule={self.schedule!r} needs the length of the run: set trainer.max_epochs or trainer.max_steps, "
+            "or schedule=none"
+        )
 
     def _score(self, batch: Batch, stage: str) -> None:
         images, masks = batch["image"], batch["mask"]
@@ -125,12 +141,32 @@ class SegmentationModule(L.LightningModule):
         for suffix in ("", "_baseline"):
             pixels, defects = self._metric(f"{stage}_pixels{suffix}"), self._metric(f"{stage}_defects{suffix}")
             found = {**pixels.compute(), "defect_recall": defects.compute()}
-            self.log_dict({f"{stage}/{name}{suffix}": value for name, value in found.items()}, batch_size=1)
+            named = {f"{stage}/{name}{suffix}": value for name, value in found.items()}
+            self.log_dict(named, prog_bar=not suffix, batch_size=1, sync_dist=True)  # the same on all ranks
             pixels.reset()
             defects.reset()
 
     def _metric(self, name: str) -> Metric:
         return cast(Metric, self.scores[name])
+
+
+def learning_rate_factor(schedule: Schedule, progress: float) -> float:
+    """Share of the highest learning rate at one point of the run.
+
+    `one_cycle` rises for the first 30 % of the run and falls for the rest, both as half a cosine (Smith and Topin,
+    "Super-convergence", 2018); `cosine` falls all the way (Loshchilov and Hutter, "SGDR", 2017); `none` is 1. A run
+    that turns out longer than planned goes on at 0.
+
+    Args:
+        schedule: Its name.
+        progress: Share of the run that is over.
+    """
+    rise = 0.3 if schedule == "one_cycle" else 0.0
+    if schedule == "none":
+        return 1.0
+    if progress < rise:
+        return 0.5 - 0.5 * math.cos(math.pi * progress / rise)
+    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (progress - rise) / (1 - rise)))
 
 
 def plain_difference(images: Tensor) -> Tensor:

@@ -92,4 +92,25 @@ def test_no_defects_give_no_recall() -> None:
 def test_few_alarms_are_kept_of_each_patch() -> None:
     metric = DefectRecall()
     metric.update(torch.rand(5, 1, 64, 64), torch.zeros(5, 1, 64, 64))
-    assert metric.alarms[0].numel() == 5 * 8
+    assert metric.alarms[0].numel() == 5 * 32
+
+
+def test_a_plateau_is_one_alarm() -> None:
+    metric = DefectRecall()
+    scores = _maps({(y, x): 0.9 for y in range(10, 13) for x in range(10, 13)})
+    metric.update(scores, torch.zeros_like(scores))
+    assert [round(value, 3) for value in metric.alarms[0].tolist()][:2] == [0.9, 0.0]
+
+
+def test_ranks_add_up_to_the_whole() -> None:
+    scores, masks = _rare()
+    whole, parts = (PixelScores(), DefectRecall()), (PixelScores(), DefectRecall())
+    for metric, part in zip(whole, parts, strict=True):
+        metric.update(scores, masks)
+        other = type(part)()
+        part.update(scores[:2], masks[:2])
+        other.update(scores[2:], masks[2:])
+        part.merge_state(other)
+    assert parts[0].compute() == whole[0].compute()
+    assert 0 < float(whole[1].compute()) < 1
+    assert parts[1].compute() == whole[1].compute()

@@ -1,15 +1,18 @@
+import math
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lit_data.commands.session import load_weights
 from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import CompareNet, SegmentationModule
-from lit_data.modules.segmentation import plain_difference
+from lit_data.modules.segmentation import learning_rate_factor, plain_difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
@@ -78,7 +81,8 @@ def test_predictions_carry_their_place(tmp_path: Path) -> None:
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    model, trainer = SegmentationModule(), _trainer(tmp_path, enable_checkpointing=False)
+    model = SegmentationModule(schedule="cosine", dice_weight=0.5, false_alarms_per_patch=0.2)
+    trainer = _trainer(tmp_path, enable_checkpointing=False)
     trainer.fit(model, loader, loader)
     path = tmp_path / "a.ckpt"
     trainer.save_checkpoint(path)
@@ -87,9 +91,11 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
     checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint["hyper_parameters"] == {"num_parameters": 5393}
+    plain = {"schedule": "cosine", "dice_weight": 0.5, "false_alarms_per_patch": 0.2}
+    assert checkpoint["hyper_parameters"] == {**plain, "num_parameters": 5393}
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
+    assert (loaded.schedule, loaded.dice_weight) == ("cosine", 0.5)
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
@@ -105,6 +111,61 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
 def test_the_baseline_is_the_plain_difference() -> None:
     images = torch.tensor([0.9, 0.2, 0.4]).view(1, 3, 1, 1)
     assert float(plain_difference(images)) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "progress", "factor"),
+    [
+        ("none", 0.7, 1.0),
+        ("cosine", 0.0, 1.0),
+        ("cosine", 0.5, 0.5),
+        ("one_cycle", 0.0, 0.0),
+        ("one_cycle", 0.15, 0.5),
+        ("one_cycle", 0.3, 1.0),
+        ("one_cycle", 0.65, 0.5),
+        # a run that is longer than planned
+        ("cosine", 1.5, 0.0),
+        ("one_cycle", 1.5, 0.0),
+    ],
+)
+def test_learning_rate(schedule: Any, progress: float, factor: float) -> None:
+    assert learning_rate_factor(schedule, progress) == pytest.approx(factor, abs=1e-12)
+
+
+class _Stream(IterableDataset[dict[str, torch.Tensor]]):
+    """Samples whose number nobody knows, as with a batch size that changes."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter(_samples(4))
+
+
+@pytest.mark.parametrize(
+    ("limits", "rates"),
+    [
+        # 2 epochs of 2 steps: the rate changes with the epoch
+        ({"max_epochs": 2}, [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.25, 0.25, 0.75, 0.75)]),
+        ({"max_steps": 4}, [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.125, 0.375, 0.625, 0.875)]),
+    ],
+)
+def test_loaders_without_a_length(limits: dict[str, int], rates: list[float], tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1.0))
+    trainer = _trainer(tmp_path, enable_checkpointing=False, callbacks=[Watch()], **({"max_epochs": 9} | limits))
+    loader = DataLoader(_Stream(), batch_size=2)
+    trainer.fit(model, loader, loader)
+    assert seen == pytest.approx(rates)
+
+
+def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
+    loader = DataLoader(_Stream(), batch_size=2)
+    trainer = _trainer(tmp_path, max_epochs=-1, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match=r"schedule='one_cycle' needs the length of the run: set trainer.max_epochs"):
+        trainer.fit(SegmentationModule(), loader, loader)
 
 
 def test_unknown_schedule() -> None:

@@ -1,0 +1,69 @@
+"""What README.md says can be typed."""
+
+import functools
+import re
+import shlex
+from pathlib import Path
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lit_data.commands.compose import compose
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line.split("#")[0].strip() for line in README.splitlines() if "python -m lit_data " in line and "`" not in line
+]
+
+
+def test_it_stays_short() -> None:
+    assert len(README.splitlines()) < 150
+
+
+def test_every_command_is_found() -> None:
+    assert len(COMMANDS) == 8
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if "my_conf" not in line])
+def test_commands_compose(line: str, tmp_path: Path) -> None:
+    _, _, rest = line.partition("python -m lit_data ")
+    command, *words = shlex.split(rest)
+    single = [re.sub(r"=(\w+),[\w,]+$", r"=\1", word) for word in words if word != "-m"]
+    assert compose(command, [*single, f"paths.run={tmp_path}"]).command == command
+
+
+def test_layouts_of_the_table_compose(tmp_path: Path) -> None:
+    overrides = [text.strip("'") for text in re.findall(r"`('?data\.[^`]*=[^`]*)`", README)]
+    assert len(overrides) >= 5
+    for text in overrides:
+        value = text.replace("<folder>", "folder")
+        assert compose("fit", [value, f"paths.run={tmp_path}"]).command == "fit"
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class YourModule(BoringModel):
+        def training_step(self, batch: tuple[torch.Tensor, ...], batch_idx: int) -> torch.Tensor:
+            target, ref1, ref2, mask = batch
+            assert target.shape == ref1.shape == ref2.shape == mask.shape
+            return self.layer(target[:, 0, 0, :32]).sum()
+
+        def validation_step(self, batch: tuple[torch.Tensor, ...], batch_idx: int) -> None:
+            assert len(batch) == 4
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
+    options = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    monkeypatch.setattr(L, "Trainer", functools.partial(L.Trainer, enable_progress_bar=False, **options))
+    Path("images").mkdir()
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+        cv2.imwrite(f"images/{number}.png", pixels)
+    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(code) == 1
+    exec(code[0], {"YourModule": YourModule})

@@ -1,0 +1,1 @@
+"""Hydra configuration, reached as ``pkg://lit_data.conf``."""

@@ -36,7 +36,7 @@ def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[
     - ``samples_per_s``: training samples per second over the epochs, without validation
     - ``data_wait_fraction``: share of the training time spent waiting for a batch, 0 to 1
     - ``peak_rss_bytes``: largest resident memory of the main process plus that of its largest ended child process
-    - ``samples_sha256``: hex digest of the first epoch's training samples in order
+    - ``samples_sha256``: sum of the digests of the training samples, see `lit_data.callbacks.SampleDigest`
     - ``stage/name``: a metric of the command, such as ``test/average_precision``
 
     Args:

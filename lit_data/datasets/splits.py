@@ -1,5 +1,6 @@
 """Which images train, which validate, which test. Always whole images, so that no patch leaks."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -76,7 +77,7 @@ def _split_by_list(names: Sequence[str], lists: Mapping[str, Sequence[str]]) -> 
     missing = sorted(set(listed) - set(numbers))
     if missing:
         raise DataError(f"{len(missing)} listed images do not exist below the root: {', '.join(missing[:100])}")
-    twice = sorted({name for name in listed if listed.count(name) > 1}) if len(set(listed)) < len(listed) else []
+    twice = sorted(name for name, count in Counter(listed).items() if count > 1)
     if twice:
         raise DataError(f"{len(twice)} images are listed more than once: {', '.join(twice[:100])}")
     return {split: np.sort(np.array([numbers[name] for name in lists[split]], dtype=np.int64)) for split in SPLITS}

@@ -29,18 +29,6 @@ class FieldSpec:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one sample's value."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-
-
-class SampleDataset(Protocol):
-    """A map-style dataset: what every loader needs."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Any: ...  # noqa: ANN401 - a user's dataset may return anything stackable
-
 
 @runtime_checkable
 class RowWriter(Protocol):
@@ -59,15 +47,6 @@ class RowWriter(Protocol):
 
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
         """Write the samples of `indices` into the rows of each key."""
-        ...
-
-
-@runtime_checkable
-class EpochAware(Protocol):
-    """Anything that draws differently in each epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw for this epoch from now on."""
         ...
 
 

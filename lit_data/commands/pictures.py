@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.inference import Defect, find_defects
+from lit_data.loading.loader import allocate_batch
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -102,18 +103,13 @@ def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path
     """
     height, width = images[0][1].shape
     rows = min(_CELL_INCHES * height / width, 9.0)
-    figure = Figure(figsize=(_CELL_INCHES * len(images), 2 * rows + 0.9), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    for (name, pixels, probability, defects), cells in zip(
-        images, figure.subplots(2, len(images), squeeze=False).T, strict=True
-    ):
+    figure, axes = _new_axes(2, len(images), 2 * rows + 0.9)
+    for (name, pixels, probability, defects), cells in zip(images, axes.T, strict=True):
         low, high = np.percentile(pixels, (0.5, 99.5))
         cells[0].imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-3))
         cells[0].set_title(f"{name[-24:]}\n{len(defects)} defects", fontsize=8)
         cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
         for cell in cells:
-            cell.set_xticks([])
-            cell.set_yticks([])
             _circle(cell, defects, probability.shape, TRUE_COLOUR)
     _save(figure, path, "images with the surest defects, and their probability", ("found",))
 
@@ -134,21 +130,23 @@ def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple
     length = len(loader.order)
     steps = np.unique(np.linspace(0, length - 1, min(length, _CANDIDATES)).astype(np.int64))
     indices = np.concatenate([loader.order.indices(step, step + 1, epoch) for step in steps.tolist()])
-    batch = {
-        name: torch.empty((len(indices), *field.shape), dtype=getattr(torch, field.dtype))
-        for name, field in loader.dataset.fields.items()
-    }
+    batch = allocate_batch(loader.dataset.fields, len(indices))
     loader.dataset.write_into({name: tensor.numpy() for name, tensor in batch.items()}, indices, epoch)
     planned = datamodule.plan_batch(batch, stage)
     return planned, datamodule.finish_batch(planned, stage)
 
 
 def _open_figure(rows: int, titles: Sequence[str]) -> tuple[Figure, NDArray[np.object_]]:
-    figure = Figure(figsize=(_CELL_INCHES * len(titles), _CELL_INCHES * rows + 0.7), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, len(titles), squeeze=False)
+    figure, axes = _new_axes(rows, len(titles), _CELL_INCHES * rows + 0.7)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=10)
+    return figure, axes
+
+
+def _new_axes(rows: int, columns: int, height_inches: float) -> tuple[Figure, NDArray[np.object_]]:
+    figure = Figure(figsize=(_CELL_INCHES * columns, height_inches), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_xticks([])
         axis.set_yticks([])

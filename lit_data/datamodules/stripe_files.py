@@ -143,7 +143,8 @@ class StripeFiles:
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache == "store":
             return DecodedStore.build(sources, self.store_folder / part, decoder=decoder, on_bad=self.on_bad)
-        return DecodedFiles(sources, decoder, cache_bytes=self.cache_bytes if self.cache == "lru" else 0)
+        cache_bytes = self.cache_bytes if self.cache == "lru" else 0
+        return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
 
 
 def cache_folder(cache_dir: str | None) -> Path:

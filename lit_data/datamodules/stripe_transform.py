@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lit_data.augment import SingleTexture, StripeAugment
+from lit_data.datasets.layouts import ROLES
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
 from lit_data.types import Batch, Stage
 
-CHANNELS: Final = ("target", "ref1", "ref2")
 _PLAN: Final = "plan_"
 
 
@@ -120,7 +120,7 @@ class StripeTransform:
             "width_px": [plan.spots[spot].width_px for spot in plan.spot.tolist()],
             "amplitude": [round(value, 4) for value in plan.amplitude.tolist()],
             "is_true": plan.is_true.tolist(),
-            **{name: plan.channels[:, number].tolist() for number, name in enumerate(CHANNELS)},
+            **{name: plan.channels[:, number].tolist() for number, name in enumerate(ROLES)},
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

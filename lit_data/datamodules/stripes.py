@@ -15,7 +15,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.stripe_files import StripeFiles
 from lit_data.datamodules.stripe_transform import StripeTransform, find_unit_range
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.layouts import rule_of
+from lit_data.datasets.layouts import ROLES, rule_of
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid
@@ -81,7 +81,7 @@ class StripeDataModule(BaseDataModule):
     """
 
     batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "index", "image_index", "position", "epoch")
-    channel_names: ClassVar[Mapping[str, int]] = {"target": 0, "ref1": 1, "ref2": 2}
+    channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
 
     def __init__(
         self,
@@ -182,6 +182,7 @@ class StripeDataModule(BaseDataModule):
         """Decode every file strictly and keep nothing, then see whether images, masks and patches fit together."""
         self.source_files.check()
         unstored = copy.copy(self)
+        unstored._datasets = {}  # its own: those of this module read from the store
         unstored.source_files = replace(self.source_files, cache="none")
         unstored.setup("fit")
         return unstored.describe()

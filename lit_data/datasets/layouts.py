@@ -32,8 +32,8 @@ class LayoutRule:
 
 LAYOUTS: Final[Mapping[str, LayoutRule]] = {
     "channels": LayoutRule((), 3, (0, 1, 2)),
-    "files": LayoutRule(("target", "ref1", "ref2"), 3, (0, 1, 2)),
-    "pairs": LayoutRule(("target", "ref1"), 2, (0, 1, 1)),
+    "files": LayoutRule(ROLES, 3, (0, 1, 2)),
+    "pairs": LayoutRule(ROLES[:2], 2, (0, 1, 1)),
     "single": LayoutRule((), 1, (0, 0, 0)),
 }
 

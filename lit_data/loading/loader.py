@@ -1,7 +1,7 @@
 """`MicroBatchLoader`: workers write micro-batches straight into the rows of a batch."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ import torch
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder
-from lit_data.types import Batch, RowWriter
+from lit_data.types import Batch, FieldSpec, RowWriter
 
 Pending = tuple[Batch, list["Future[None]"]]
 Submit = Callable[..., "Future[None]"]
@@ -78,12 +78,7 @@ class MicroBatchLoader:
 
     def _start_batch(self, submit: Submit, start: int, stop: int, epoch: int) -> Pending:
         indices = self.order.indices(start, stop, epoch)
-        batch = {
-            name: torch.empty(
-                (stop - start, *field.shape), dtype=getattr(torch, field.dtype), pin_memory=self.options.pins_memory
-            )
-            for name, field in self.dataset.fields.items()
-        }
+        batch = allocate_batch(self.dataset.fields, stop - start, pinned=self.options.pins_memory)
         rows = {name: tensor.numpy() for name, tensor in batch.items()}
         step = self.options.micro_batch_size
         return batch, [
@@ -107,6 +102,20 @@ class MicroBatchLoader:
         for write in writes:
             write.result()
         return batch
+
+
+def allocate_batch(fields: Mapping[str, FieldSpec], samples: int, *, pinned: bool = False) -> Batch:
+    """Uninitialised tensors for a number of samples.
+
+    Args:
+        fields: Shape and dtype of each key, see `RowWriter`.
+        samples: B.
+        pinned: Page-locked, for copies to a GPU that do not block.
+    """
+    return {
+        name: torch.empty((samples, *field.shape), dtype=getattr(torch, field.dtype), pin_memory=pinned)
+        for name, field in fields.items()
+    }
 
 
 @contextmanager

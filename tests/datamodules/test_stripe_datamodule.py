@@ -261,6 +261,15 @@ def test_callbacks_report_what_was_trained(make: Make) -> None:
     assert wait["samples_per_s"] > 0
 
 
+@pytest.mark.parametrize("cache", ["store", "lru", "none"])
+def test_bad_files_are_left_out_in_every_cache_mode(make: Make, tmp_path: Path, cache: str) -> None:
+    root = write_images(tmp_path / "images")
+    (root / "04.png").write_text("no image")
+    datamodule = make(root, cache=cache, on_bad="skip")
+    assert len(datamodule.bank) == 9
+    assert [path for path, _ in datamodule.bank.skipped] == [str(root / "04.png")]
+
+
 def test_no_masks_and_no_synthesis(make: Make) -> None:
     datamodule = make(synthesis=None)
     with pytest.raises(ConfigError, match="the train split has neither masks nor synthesis"):

@@ -36,6 +36,7 @@ class Stream(IntEnum):
     GEOMETRY = 4
     PHOTOMETRY = 5
     NOISE = 6
+    USER = 7
 
 
 def check_seed(seed: int) -> int:

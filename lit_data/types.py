@@ -6,7 +6,7 @@ Shape legend, used by every docstring:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,24 @@ Batch = dict[str, "torch.Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """Shape of one sample's value under one key, without the batch dimension, and its NumPy dtype name."""
+    """What a sample holds under one key.
+
+    Attributes:
+        shape: Of one sample, without the batch dimension; of one item where samples hold several.
+        dtype: NumPy dtype name.
+        max_items: For a ragged field (boxes, sparse voxels): the most items of one sample. Such a field travels flat,
+            the items of all samples of the batch in their order.
+        row_column: Column 0 of a ragged field is filled with the item's row in the batch.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    max_items: int | None = None
+    row_column: bool = False
+
+
+COUNT_SUFFIX: Final = "_count"
+"""A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
 
 
 @runtime_checkable
@@ -35,7 +49,12 @@ class RowWriter(Protocol):
     """A dataset that writes samples straight into rows of a batch, which skips the per-sample path and its copies.
 
     ``fields`` names every key of a sample. ``write_into`` fills ``rows[key][m]`` for the m-th of ``indices``; what it
-    writes is a pure function of (index, epoch), so any worker may write any row.
+    writes is a pure function of (index, epoch), so any worker may write any row, and several threads may at once.
+    For a ragged field it fills the first items of ``rows[key][m]`` ([max_items, ...]) and sets
+    ``rows[key + "_count"][m]``.
+
+    Two more methods are used where a dataset has them: ``describe_sample(index) -> str`` names a sample in messages, and
+    ``check_sources()`` raises if files changed under a running process.
     """
 
     @property
@@ -45,8 +64,10 @@ class RowWriter(Protocol):
 
     def __len__(self) -> int: ...
 
-    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
-        """Write the samples of `indices` into the rows of each key."""
+    def write_into(
+        self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
+    ) -> Mapping[str, list[Any]] | None:
+        """Write the samples of `indices` into the rows of each key; return what has no rows (text), if anything."""
         ...
 
 

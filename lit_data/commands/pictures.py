@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.inference import Defect, find_defects
-from lit_data.loading.loader import allocate_batch
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -127,12 +126,9 @@ def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None
 def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple[Batch, Batch]:
     """Up to 64 samples, spread over the split: planned, and finished."""
     loader = datamodule.make_loader(stage)
-    length = len(loader.order)
-    steps = np.unique(np.linspace(0, length - 1, min(length, _CANDIDATES)).astype(np.int64))
-    indices = np.concatenate([loader.order.indices(step, step + 1, epoch) for step in steps.tolist()])
-    batch = allocate_batch(loader.dataset.fields, len(indices))
-    loader.dataset.write_into({name: tensor.numpy() for name, tensor in batch.items()}, indices, epoch)
-    planned = datamodule.plan_batch(batch, stage)
+    length = loader.order.length
+    positions = np.unique(np.linspace(0, length - 1, min(length, _CANDIDATES)).astype(np.int64))
+    planned = datamodule.plan_batch(loader.read(positions, epoch), stage)
     return planned, datamodule.finish_batch(planned, stage)
 
 

@@ -1,5 +1,6 @@
 """What all datamodules share: stages, loaders, and the two hooks around the transfer to the device."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -8,8 +9,10 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, format_batch
+from lit_data.datamodules.ranks import check_ranks_agree
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import Batch, RowWriter, Stage
@@ -51,6 +54,8 @@ class BaseDataModule(L.LightningDataModule):
         check_format(batch_format, self.batch_keys, self.channel_names)
         self.batch_format = batch_format
         self._datasets: dict[Stage, RowWriter] = {}
+        self._loaders: dict[Stage, MicroBatchLoader] = {}
+        self._resumed: dict[str, Any] | None = None
 
     @abstractmethod
     def build_dataset(self, stage: Stage) -> RowWriter:
@@ -71,6 +76,18 @@ class BaseDataModule(L.LightningDataModule):
     def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """What was planned for some samples of a planned batch, one dict for each thing that is drawn."""
         return []
+
+    def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
+        """For ``benchmark``: map-style datasets that give a stage's samples as people make them without lit_data.
+
+        Args:
+            stage: Whose samples.
+            finished: As the model sees them, but for augmentation; otherwise as they are stored.
+
+        Returns:
+            ``original`` and ``improved``, or what there is of them.
+        """
+        return {}
 
     def check_sources(self) -> dict[str, int]:
         """Read every file strictly and keep nothing.
@@ -97,9 +114,12 @@ class BaseDataModule(L.LightningDataModule):
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader over one stage: shuffled for training, each sample once and in order otherwise."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return MicroBatchLoader(
+        loader = MicroBatchLoader(
             self.dataset(stage), self.loader, shuffle=stage == "train", rank=rank, world_size=world_size
         )
+        if world_size > 1:
+            check_ranks_agree(loader)
+        return loader
 
     def transform(self, batch: Batch, stage: Stage) -> Batch:
         """Plan and finish a batch where it is, for use without a Trainer."""
@@ -109,7 +129,28 @@ class BaseDataModule(L.LightningDataModule):
         """Batches of the training split, in an order that is new in each epoch."""
         if not len(self.dataset("train")):
             raise ConfigError("the train split holds no images: check data.splits")
-        return self.make_loader("train")
+        loader = self.make_loader("train")
+        if self.trainer:
+            loader.count_trained = functools.partial(_count_trained, self.trainer)
+        if self._resumed is not None:
+            loader.load_state_dict(self._resumed)
+            self._resumed = None
+        self._loaders["train"] = loader
+        return loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loader stands, in samples trained; for Lightning, which puts it into checkpoints."""
+        loader = self._loaders.get("train")
+        return {"train_loader": loader.state_dict()} if loader else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next training loader go on where the checkpoint was saved, also inside an epoch."""
+        self._resumed = state_dict.get("train_loader")
+
+    def teardown(self, stage: str) -> None:
+        """End the workers."""
+        for loader in self._loaders.values():
+            loader.close()
 
     def val_dataloader(self) -> Loaders:
         """Batches of the validation split, the same in each epoch; none if the split is empty."""
@@ -141,3 +182,9 @@ class BaseDataModule(L.LightningDataModule):
         if stage is None:
             raise ConfigError("this datamodule has no running Trainer: call transform(batch, stage) instead")
         return _STAGES[stage]
+
+
+def _count_trained(trainer: L.Trainer) -> tuple[int, int]:
+    """The epoch under way, and the batches whose step is done: not those that are only fetched."""
+    loop: Any = trainer.fit_loop  # its progress is typed without `processed`
+    return loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.processed

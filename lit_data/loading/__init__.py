@@ -1,4 +1,4 @@
-"""From a dataset to batches: order, micro-batches, workers."""
+"""From a dataset to batches: order, staging, workers."""
 
 from lit_data.loading.loader import MicroBatchLoader
 from lit_data.loading.options import LoaderOptions

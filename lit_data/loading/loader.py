@@ -1,141 +1,225 @@
 """`MicroBatchLoader`: workers write micro-batches straight into the rows of a batch."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, WorkerDiedError
-from lit_data.loading.options import LoaderOptions
+from lit_data.errors import ConfigError
+from lit_data.loading.assembly import Assembly, Progress
+from lit_data.loading.choice import Choice, choose_workers, open_workers
+from lit_data.loading.layout import INDICES, Layout
+from lit_data.loading.options import LoaderOptions, check_count
 from lit_data.loading.order import EpochOrder
-from lit_data.types import Batch, FieldSpec, RowWriter
-
-Pending = tuple[Batch, list["Future[None]"]]
-Submit = Callable[..., "Future[None]"]
+from lit_data.loading.samples import MapStyle, SampleWriter
+from lit_data.loading.staging import Slot, Staging, check_room
+from lit_data.loading.state import LoaderState
+from lit_data.loading.tasks import Failure, write
+from lit_data.loading.workers import Workers
+from lit_data.types import RowWriter
 
 
 class MicroBatchLoader:
     """Batches of a dataset, written in place by several workers, in an order that no worker can change.
 
-    A plain iterable, not a `torch.utils.data.DataLoader`: Lightning re-creates those.
+    A plain iterable, not a `torch.utils.data.DataLoader`: Lightning re-creates those. The order of an epoch and every
+    random number of a sample depend on the seed, the epoch and the sample alone: not on workers, micro-batches, batch
+    size or ranks.
+
+    A batch lives in staging memory that is lent: it is written again only when the last tensor of it is gone.
 
     Args:
-        dataset: A dataset that writes rows, see `lit_data.types.RowWriter`.
+        dataset: One that writes rows (`lit_data.types.RowWriter`), or any map-style dataset.
         options: Batch size, workers and the rest.
         shuffle: Random order, new in each epoch; otherwise ascending, and `set_epoch` by Lightning has no effect.
         rank: This process.
         world_size: Number of processes.
 
+    Attributes:
+        epoch: Whose order and random numbers the next iteration uses.
+        count_trained: Gives (epoch, batches trained in it) if somebody knows, such as a Trainer; otherwise every batch
+            handed out counts as trained.
+
     Raises:
-        ConfigError: The dataset does not write rows, or is smaller than the number of ranks.
+        ConfigError: The dataset cannot be read by index, is smaller than the number of ranks, or its samples cannot
+            be put into a batch.
     """
 
     def __init__(
         self,
-        dataset: RowWriter,
+        dataset: RowWriter | MapStyle,
         options: LoaderOptions | None = None,
         *,
         shuffle: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if not isinstance(dataset, RowWriter):
-            raise ConfigError(
-                f"{type(dataset).__name__} has no `fields` and `write_into`: see lit_data.types.RowWriter"
-            )
-        self.dataset = dataset
         self.options = options or LoaderOptions()
-        self.order = EpochOrder(len(dataset), shuffle, self.options.seed, rank, world_size)
-        self.batch_size = self.options.batch_size
+        self.order = EpochOrder(
+            _count_samples(dataset), shuffle, self.options.seed, rank, world_size, self.options.drop_last
+        )
+        self.dataset = dataset
+        self._batch_size = self.options.batch_size
         self.epoch = 0
+        self.count_trained: Callable[[], tuple[int, int]] | None = None
         # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch.
         self.sampler = self if shuffle else None
         self.batch_sampler = None  # Lightning reads it wherever there is a sampler
+        self._resumed: LoaderState | None = None
+        self._progress: Progress | None = None
+        self._assembly: Assembly | None = None
+        self._workers: Workers | None = None
+        self._plan = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch on this rank.
+
+        Setting it takes effect with the next batch if the loader is resizable, else with the next epoch.
+        """
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, samples: int) -> None:
+        check_count("batch_size", samples, 1)
+        changed, self._batch_size = samples != self._batch_size, samples
+        if changed and self.options.resizable and self._assembly is not None:
+            self._assembly.resize(samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Use this epoch's order and random numbers from the next iteration on."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.order), self.batch_size)
-        return full + (rest > 0 and not self.options.drop_last)
+        """Batches of a whole epoch, those before an interruption included.
 
-    def __iter__(self) -> Iterator[Batch]:
-        batch_size, epoch = self.batch_size, self.epoch
-        workers = self.options.count_workers(len(self.order))
-        depth = self.options.prefetch_batches if workers else 0
-        with _open_workers(workers) as submit:
-            ahead: deque[Pending] = deque()
-            for number in range(len(self)):
-                start = number * batch_size
-                ahead.append(self._start_batch(submit, start, min(start + batch_size, len(self.order)), epoch))
-                if len(ahead) > depth:
-                    yield self._finish_batch(ahead.popleft())
-            while ahead:
-                yield self._finish_batch(ahead.popleft())
+        Raises:
+            TypeError: The number can change within the epoch: the loader is resizable, or goes on inside an epoch
+                with another batch size or number of ranks. Lightning then asks for batches until there are none;
+                with a length that changes it would leave out samples or validation.
+        """
+        start = self._start(self.epoch)
+        if self.options.resizable or (self._resumed and self._is_elastic(self._resumed)):
+            raise TypeError("this loader has no length: its batch size can change within an epoch")
+        return start.batches + self.order.steps(start.position, self.batch_size)
 
-    def _start_batch(self, submit: Submit, start: int, stop: int, epoch: int) -> Pending:
-        indices = self.order.indices(start, stop, epoch)
-        batch = allocate_batch(self.dataset.fields, stop - start, pinned=self.options.pins_memory)
-        rows = {name: tensor.numpy() for name, tensor in batch.items()}
-        step = self.options.micro_batch_size
-        return batch, [
-            submit(
-                self.dataset.write_into,
-                {name: array[first : first + step] for name, array in rows.items()},
-                indices[first : first + step],
-                epoch,
-            )
-            for first in range(0, stop - start, step)
-        ]
+    def __bool__(self) -> bool:
+        return True
 
-    def _finish_batch(self, pending: Pending) -> Batch:
-        batch, writes = pending
-        late = wait(writes, timeout=self.options.timeout_s).not_done
-        if late:
-            raise WorkerDiedError(
-                f"{len(late)} micro-batches were not ready after timeout_s={self.options.timeout_s:g} s: "
-                "is the disk or the network folder reachable? Otherwise raise data.loader.timeout_s"
-            )
-        for write in writes:
-            write.result()
-        return batch
+    def __iter__(self) -> Iterator[Any]:
+        progress = self._start(self.epoch)
+        if progress.batches and not self.order.steps(progress.position, self.batch_size):
+            progress = Progress(self.epoch + 1)  # the interrupted epoch was complete
+        samples, micro = self.batch_size, self.options.micro_batch_size
+        check_room(self._layout, samples, self.options.prefetch_batches + 2)
+        workers = self._workers = self._workers or open_workers(self._rows, self._layout, self.choice, self.options)
+        assembly = Assembly(
+            self.order,
+            self._staging,
+            progress,
+            batch_size=samples,
+            micro_batch_size=micro,
+            plan=self._plan + 1,
+        )
+        self._assembly, self._progress = assembly, progress
+        try:
+            for task, answer in workers.run(assembly, self.options.prefetch_batches * -(-samples // micro)):
+                batch = assembly.receive(task, answer)
+                if batch is not None:
+                    yield self._hand_out(batch.slot, batch.samples, batch.texts)
+        except Exception:
+            self.close()
+            raise
+        finally:
+            self._plan = assembly.plan
+            if self._assembly is assembly:
+                self._assembly = None
+            if not self.order.shuffle:
+                self.close()  # evaluation comes once in an epoch: its workers would only hold memory meanwhile
+
+    def read(self, positions: NDArray[np.int64], epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
+        """The samples at some positions of an epoch's order as one batch, read by this thread; for looking at a few."""
+        slot = Slot(self._layout, len(positions), shared=False, pinned=False)
+        slot.arrays[INDICES][:] = self.order.at(positions, epoch)
+        answer = write(self._rows, slot.arrays, 0, len(positions), epoch)
+        if isinstance(answer, Failure):
+            raise answer.rebuild()
+        return self._hand_out(slot, len(positions), answer or {})
+
+    def close(self) -> None:
+        """End the workers; the next iteration starts others."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The samples trained so far: a few plain numbers, from which any number of ranks and workers can go on."""
+        progress = self._progress or self._start(self.epoch)
+        epoch, batches = self.count_trained() if self.count_trained else (progress.epoch, progress.batches)
+        batches = batches if epoch == progress.epoch else 0
+        return LoaderState(
+            epoch=epoch,
+            position=progress.ends.get(batches, progress.position) if batches else 0,
+            batches=batches,
+            batch_size=self.batch_size,
+            world_size=self.order.world_size,
+            length=self.order.length,
+            seed=self.order.seed,
+            shuffle=self.order.shuffle,
+        ).to_plain()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; the batch size stays that of this loader.
+
+        Raises:
+            StoreError: This is no state of a loader.
+            ConfigError: It was taken inside an epoch of another order.
+        """
+        resumed = LoaderState.from_plain(state)
+        resumed.check_fits(self.order)
+        self._resumed, self._progress, self.epoch = resumed, None, resumed.epoch
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The kind and number of workers, and why; the first call measures if that is to be found out."""
+        return choose_workers(self._rows, self._layout, self.options, self.order.world_size)
+
+    @cached_property
+    def _rows(self) -> RowWriter:
+        if isinstance(self.dataset, RowWriter):
+            return self.dataset
+        isolated = self.options.worker_kind != "thread"
+        return SampleWriter(self.dataset, seed=self.options.seed, isolated=isolated)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(self._rows.fields)
+
+    @cached_property
+    def _staging(self) -> Staging:
+        return Staging(self._layout, shared=self.choice.kind == "process", pinned=self.options.pins_memory)
+
+    def _start(self, epoch: int) -> Progress:
+        resumed = self._resumed
+        if resumed is None or resumed.epoch != epoch:
+            return Progress(epoch)
+        return Progress(epoch, resumed.batches, resumed.position, {resumed.batches: resumed.position})
+
+    def _is_elastic(self, state: LoaderState) -> bool:
+        now = (self.batch_size, self.order.world_size)
+        return bool(state.position) and (state.batch_size, state.world_size) != now
+
+    def _hand_out(self, slot: Slot, samples: int, texts: Mapping[str, list[Any]]) -> Any:  # noqa: ANN401
+        arrays = self._staging.lend(slot, samples)
+        return self._rows.build(arrays, texts) if isinstance(self._rows, SampleWriter) else arrays
 
 
-def allocate_batch(fields: Mapping[str, FieldSpec], samples: int, *, pinned: bool = False) -> Batch:
-    """Uninitialised tensors for a number of samples.
-
-    Args:
-        fields: Shape and dtype of each key, see `RowWriter`.
-        samples: B.
-        pinned: Page-locked, for copies to a GPU that do not block.
-    """
-    return {
-        name: torch.empty((samples, *field.shape), dtype=getattr(torch, field.dtype), pin_memory=pinned)
-        for name, field in fields.items()
-    }
-
-
-@contextmanager
-def _open_workers(workers: int) -> Iterator[Submit]:
-    """A submit function; with no workers it does the work at once."""
-    if workers == 0:
-        yield _run_inline
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="lit_data")
-    try:
-        yield pool.submit
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _run_inline(write: Callable[..., None], *args: object) -> "Future[None]":
-    future: Future[None] = Future()
-    try:
-        write(*args)
-        future.set_result(None)
-    except Exception as error:
-        future.set_exception(error)
-    return future
+def _count_samples(dataset: RowWriter | MapStyle) -> int:
+    if not (hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)) or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with __getitem__ and __len__, "
+            "or one with `fields` and `write_into` (lit_data.types.RowWriter)"
+        )
+    return len(dataset)

@@ -1,15 +1,22 @@
 """What a loader can be told."""
 
-import os
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import torch
 
 from lit_data.errors import ConfigError
 from lit_data.rng import check_seed
 
-WorkerKind = Literal["auto", "inline", "thread"]
+WorkerKind = Literal["auto", "inline", "thread", "process"]
+StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
+
+_CHOICES: Final = {
+    "worker_kind": get_args(WorkerKind),
+    "start_method": get_args(StartMethod),
+    "resizable": (True, False),
+    "pin_memory": (True, False, "auto"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +29,15 @@ class LoaderOptions:
     Args:
         batch_size: Samples per batch.
         micro_batch_size: Samples that a worker writes at a time; one larger than a batch counts as the batch.
-        num_workers: Workers; `auto` takes one for each core, and none for sets of fewer than four micro-batches.
-        worker_kind: `inline` (the main thread), `thread`, or `auto`: threads if there are workers.
+        num_workers: Workers; 0 is the main thread, for `auto` see `lit_data.loading.choice.choose_workers`.
+        worker_kind: `inline` (the main thread), `thread`, `process`, or `auto`: as a short measurement says.
+        start_method: How processes start; `auto` is the default of this Python.
+        resizable: `loader.batch_size = n` takes effect with the next batch; such a loader has no length.
         prefetch_batches: Batches under way beside the one handed out.
         pin_memory: Page-locked batches, which copy to a GPU without blocking; `auto` where CUDA is present.
         seed: Seed of the order and of every random number of a sample, 0 <= seed < 2**64.
         drop_last: Leave out the last batch of an epoch when it is short.
-        timeout_s: Longest wait for one batch before the run ends with a message.
+        timeout_s: Longest wait for one micro-batch before the run ends with a message.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -38,6 +47,8 @@ class LoaderOptions:
     micro_batch_size: int = 8
     num_workers: int | Literal["auto"] = "auto"
     worker_kind: WorkerKind = "auto"
+    start_method: StartMethod = "auto"
+    resizable: bool = False
     prefetch_batches: int = 2
     pin_memory: bool | Literal["auto"] = "auto"
     seed: int = 0
@@ -47,23 +58,15 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         """Check every range."""
         for name, least in (("batch_size", 1), ("micro_batch_size", 1), ("prefetch_batches", 1)):
-            _check_count(name, getattr(self, name), least)
+            check_count(name, getattr(self, name), least)
         if self.num_workers != "auto":
-            _check_count("num_workers", self.num_workers, 0)
-        for name, choices in (("worker_kind", get_args(WorkerKind)), ("pin_memory", (True, False, "auto"))):
+            check_count("num_workers", self.num_workers, 0)
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {choices}")
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r} must be greater than 0")
         check_seed(self.seed)
-
-    def count_workers(self, samples: int) -> int:
-        """Workers for a set of this many samples; 0 stands for the main thread."""
-        if self.worker_kind == "inline":
-            return 0
-        if self.num_workers != "auto":
-            return self.num_workers
-        return 0 if samples < 4 * self.micro_batch_size else count_cores()
 
     @property
     def pins_memory(self) -> bool:
@@ -71,11 +74,11 @@ class LoaderOptions:
         return torch.cuda.is_available() if self.pin_memory == "auto" else self.pin_memory
 
 
-def count_cores() -> int:
-    """Cores this process may use, which in a container or a job is often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def check_count(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number of at least `least`.
 
-
-def _check_count(name: str, value: object, least: int) -> None:
+    Raises:
+        ConfigError: It is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r} is not usable: choose a whole number of at least {least}")

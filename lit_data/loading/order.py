@@ -1,4 +1,4 @@
-"""Which sample comes when: a pure function of (seed, epoch), shared out over ranks."""
+"""Which sample comes when: a pure function of (seed, epoch), shared out over ranks step by step."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,23 @@ from lit_data.rng import shuffled
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """The order of one rank's samples in any epoch, computed piece by piece.
+    """The order of an epoch's samples, computed piece by piece, and the share of one rank in each step.
 
-    Rank r takes positions r, r + world_size, ... of the epoch's order. In a shuffled (training) order the last
-    ``length % world_size`` positions are left out, so that all ranks take equally many steps; which samples those are
-    changes with the epoch. In evaluation each sample occurs exactly once over all ranks.
+    A step takes the next positions of the epoch's order for all ranks together, and rank r gets every world_size-th of
+    them, from the r-th on. So what is consumed is always a beginning of the order, whatever the number of ranks and
+    the batch size, and an epoch can go on from any position with others.
+
+    Training ranks take equally many steps: where fewer samples than ranks would be left over for one more step, the
+    step before gives some away. With a batch size of 1 it has none to give, and those few (another choice in each
+    epoch) are left out. In evaluation each sample occurs exactly once over all ranks.
 
     Args:
         length: Samples in the set.
-        shuffle: Random order, new in each epoch; otherwise ascending.
+        shuffle: Random order, new in each epoch, and equally many steps on each rank; otherwise ascending.
         seed: 0 <= seed < 2**64.
         rank: This process, 0 <= rank < world_size.
         world_size: Number of processes.
+        drop_last: Leave out the last step of an epoch when it is short.
 
     Raises:
         ConfigError: There are fewer samples than ranks, or the rank is out of range.
@@ -33,6 +38,7 @@ class EpochOrder:
     seed: int
     rank: int = 0
     world_size: int = 1
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         """Check that every rank has work."""
@@ -43,12 +49,32 @@ class EpochOrder:
                 f"{self.length} samples cannot be shared by {self.world_size} ranks: use fewer devices or more data"
             )
 
-    def __len__(self) -> int:
-        if self.shuffle:
-            return self.length // self.world_size
-        return len(range(self.rank, self.length, self.world_size))
+    def take(self, position: int, batch_size: int) -> int:
+        """Positions that the step at `position` takes for all ranks together; 0 at the end of the epoch."""
+        left, full = self.length - position, self.world_size * batch_size
+        if left < full:
+            return 0 if self.drop_last or (self.shuffle and left < self.world_size) else left
+        if self.shuffle and 0 < left - full < self.world_size and batch_size > 1 and not self.drop_last:
+            return left - self.world_size
+        return full
 
-    def indices(self, start: int, stop: int, epoch: int) -> NDArray[np.int64]:
-        """Sample indices of this rank from its position `start` up to `stop`."""
-        positions = np.arange(start, stop, dtype=np.int64) * self.world_size + self.rank
+    def count(self, taken: int) -> int:
+        """Samples of this rank in a step that takes so many positions."""
+        return len(range(self.rank, taken, self.world_size))
+
+    def steps(self, position: int, batch_size: int) -> int:
+        """Batches of this rank from `position` to the end of the epoch."""
+        full, rest = divmod(self.length - position, self.world_size * batch_size)
+        if self.drop_last or not rest:
+            return full
+        if not self.shuffle:
+            return full + (rest > self.rank)
+        return full + (rest >= self.world_size or (full > 0 and batch_size > 1))
+
+    def indices(self, position: int, taken: int, epoch: int) -> NDArray[np.int64]:
+        """Sample indices of this rank in the step at `position`."""
+        return self.at(np.arange(position + self.rank, position + taken, self.world_size, dtype=np.int64), epoch)
+
+    def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Sample indices at positions of the epoch's order, whoever's they are."""
         return shuffled(positions, self.length, self.seed, epoch) if self.shuffle else positions

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading.order import EpochOrder
 from lit_data.types import FieldSpec
 
 
@@ -36,6 +35,9 @@ class Failing(Numbers):
             raise OSError("sample 13 is gone")
         super().write_into(rows, indices, epoch)
 
+    def describe_sample(self, index: int) -> str:
+        return f"images/{index}.png"
+
 
 class Stuck(Numbers):
     def __init__(self, length: int) -> None:
@@ -46,27 +48,96 @@ class Stuck(Numbers):
         self.release.wait(60)
 
 
+class Boxes:
+    """Sample i has i % 4 boxes and as many points; its boxes tell where they come from."""
+
+    def __init__(self) -> None:
+        self.fields = {
+            "boxes": FieldSpec((3,), "float32", max_items=3, row_column=True),
+            "points": FieldSpec((), "int32", max_items=3),
+            "index": FieldSpec((), "int64"),
+        }
+
+    def __len__(self) -> int:
+        return 30
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        for row, index in enumerate(indices.tolist()):
+            count = index % 4
+            rows["boxes"][row, :count] = [[-1, index, number] for number in range(count)] or np.empty((0, 3))
+            rows["points"][row, :count] = index
+            rows["boxes_count"][row] = rows["points_count"][row] = count
+        rows["index"][:] = indices
+
+
+KINDS = [
+    {"worker_kind": "inline"},
+    {"worker_kind": "thread", "num_workers": 1},
+    {"worker_kind": "thread", "num_workers": 2},
+    {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
+]
+
+
 def _stream(loader: MicroBatchLoader) -> list[dict[str, torch.Tensor]]:
     return [{key: value.clone() for key, value in batch.items()} for batch in loader]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("micro", [1, 3, 8, 32])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("micro", [1, 3, 32])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_do_not_depend_on_workers_or_micro_batches(workers: int, micro: int, shuffle: bool) -> None:
-    def stream(num_workers: int, micro_batch_size: int) -> list[dict[str, torch.Tensor]]:
-        options = LoaderOptions(batch_size=10, micro_batch_size=micro_batch_size, num_workers=num_workers, seed=4)
+def test_batches_do_not_depend_on_workers_or_micro_batches(kind: dict[str, Any], micro: int, shuffle: bool) -> None:
+    def stream(micro_batch_size: int, **kind: Any) -> list[dict[str, torch.Tensor]]:
+        options = LoaderOptions(batch_size=10, micro_batch_size=micro_batch_size, seed=4, **kind)
         loader = MicroBatchLoader(Numbers(57), options, shuffle=shuffle)
         loader.set_epoch(2)
-        return _stream(loader)
+        batches = _stream(loader)
+        loader.close()
+        return batches
 
-    batches, expected = stream(workers, micro), stream(0, 10)
+    batches, expected = stream(micro, **kind), stream(10, worker_kind="inline")
     assert [len(batch["index"]) for batch in batches] == [10] * 5 + [7]
     for batch, other in zip(batches, expected, strict=True):
         assert torch.equal(batch["index"], other["index"])
         assert torch.equal(batch["image"], other["image"])
         assert torch.equal(batch["image"][:, 0, 0].long(), batch["index"] + 2000)
     assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == list(range(57))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_batch_that_is_kept_is_never_written_again(kind: dict[str, Any]) -> None:
+    loader = MicroBatchLoader(Numbers(200), LoaderOptions(batch_size=4, micro_batch_size=2, **kind), shuffle=True)
+    kept = list(loader)
+    kept += list(loader)
+    loader.close()
+    assert len(kept) == 100
+    for batch in kept:
+        assert torch.equal(batch["image"][:, 1, 2].long(), batch["index"])
+
+
+def test_memory_is_used_again_once_a_batch_is_gone() -> None:
+    loader = MicroBatchLoader(Numbers(400), LoaderOptions(batch_size=4, worker_kind="inline"))
+    places = set()
+    for batch in loader:
+        assert batch["image"].is_contiguous()
+        places.add(batch["image"].data_ptr())
+        view = batch["image"][1:]  # keeps the memory as the batch itself does
+        del batch
+    assert view.shape == (3, 2, 3)
+    assert len(places) <= 3
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_ragged_fields_travel_flat_with_their_rows(kind: dict[str, Any]) -> None:
+    loader = MicroBatchLoader(Boxes(), LoaderOptions(batch_size=8, micro_batch_size=3, **kind))
+    batches = list(loader)
+    loader.close()
+    assert [len(batch["boxes"]) for batch in batches] == [12, 12, 12, 7]
+    for batch in batches:
+        rows = batch["boxes"][:, 0].long()
+        assert torch.equal(batch["index"][rows].float(), batch["boxes"][:, 1])
+        assert torch.equal(batch["points"].long(), batch["index"][rows])
+        assert rows.tolist() == sorted(rows.tolist())
+        assert "boxes_count" not in batch
 
 
 def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:
@@ -90,62 +161,60 @@ def test_drop_last_leaves_out_the_short_batch() -> None:
 
 def test_threads_do_the_work_and_are_gone_afterwards() -> None:
     dataset = Numbers(100)
-    assert len(_stream(MicroBatchLoader(dataset, LoaderOptions(num_workers=2)))) == 4
+    options = LoaderOptions(worker_kind="thread", num_workers=2, batch_size=2)
+    loader = MicroBatchLoader(dataset, options, shuffle=True)
+    before = set(threading.enumerate())
+    assert len(_stream(loader)) == 50
     assert all(name.startswith("lit_data") for name in dataset.threads)
-    iterator = iter(MicroBatchLoader(dataset, LoaderOptions(num_workers=2, batch_size=2)))
-    next(iterator)
-    workers = [thread for thread in threading.enumerate() if thread.name.startswith("lit_data")]
-    assert workers
-    del iterator
+    workers = set(threading.enumerate()) - before
+    assert len(workers) == 2
+    assert len(_stream(loader)) == 50
+    assert set(threading.enumerate()) - before == workers
+    loader.close()
     for thread in workers:
         thread.join(5)
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("kind", ["inline", "auto"])
-def test_no_workers_means_the_main_thread(kind: str) -> None:
+@pytest.mark.parametrize("options", [{"worker_kind": "inline", "num_workers": 2}, {"num_workers": 0}], ids=str)
+def test_no_workers_means_the_main_thread(options: dict[str, Any]) -> None:
     dataset = Numbers(20)
-    workers = 2 if kind == "inline" else 0
-    _stream(MicroBatchLoader(dataset, LoaderOptions(worker_kind=kind, num_workers=workers)))  # type: ignore[arg-type]
+    _stream(MicroBatchLoader(dataset, LoaderOptions(**options)))
     assert dataset.threads == {"MainThread"}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_in_a_worker_arrives_as_itself(workers: int) -> None:
-    with pytest.raises(OSError, match="sample 13 is gone"):
-        _stream(MicroBatchLoader(Failing(40), LoaderOptions(batch_size=8, num_workers=workers)))
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_error_in_a_worker_arrives_as_itself_with_its_sample(kind: dict[str, Any]) -> None:
+    with pytest.raises(OSError, match="sample 13 is gone") as caught:
+        _stream(MicroBatchLoader(Failing(40), LoaderOptions(batch_size=8, **kind)))
+    assert "while loading sample 13 (images/13.png)" in caught.value.__notes__[0]
 
 
-def test_a_stuck_worker_is_reported() -> None:
+def test_a_stuck_thread_is_reported() -> None:
     dataset = Stuck(40)
+    options = LoaderOptions(worker_kind="thread", num_workers=1, timeout_s=0.05, micro_batch_size=8)
     try:
-        with pytest.raises(WorkerDiedError, match=r"not ready after timeout_s=0.05 s: is the disk"):
-            _stream(MicroBatchLoader(dataset, LoaderOptions(num_workers=1, timeout_s=0.05)))
+        with pytest.raises(
+            WorkerDiedError, match=r"not ready with sample 0, 1, 2, 3, 4 and 3 more after timeout_s=0.05"
+        ):
+            _stream(MicroBatchLoader(dataset, options))
     finally:
         dataset.release.set()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_ranks_share_the_samples(world: int) -> None:
-    evaluation = [EpochOrder(21, False, 0, rank, world) for rank in range(world)]
-    seen = np.concatenate([order.indices(0, len(order), 0) for order in evaluation])
-    assert sorted(seen.tolist()) == list(range(21))
-    training = [EpochOrder(21, True, 0, rank, world) for rank in range(world)]
-    assert {len(order) for order in training} == {21 // world}
-    seen = np.concatenate([order.indices(0, len(order), 0) for order in training])
-    assert len(set(seen.tolist())) == 21 // world * world
+def test_a_broken_off_epoch_leaves_the_next_one_whole() -> None:
+    for kind in KINDS:
+        loader = MicroBatchLoader(Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True)
+        for batch in loader:
+            assert len(batch["index"]) == 5
+            break
+        assert sorted(torch.cat([batch["index"] for batch in _stream(loader)]).tolist()) == list(range(60))
+        loader.close()
 
 
-def test_fewer_samples_than_ranks() -> None:
-    with pytest.raises(ConfigError, match="1 samples cannot be shared by 2 ranks"):
-        EpochOrder(1, True, 0, 0, 2)
-    with pytest.raises(ConfigError, match="rank=2 is out of range for world_size=2"):
-        EpochOrder(9, True, 0, 2, 2)
-
-
-def test_a_dataset_that_writes_no_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="list has no `fields` and `write_into`"):
-        MicroBatchLoader([1, 2, 3])  # type: ignore[arg-type]
+def test_a_dataset_that_cannot_be_read_by_index_is_refused() -> None:
+    with pytest.raises(ConfigError, match="generator cannot be read by index: give a map-style dataset"):
+        MicroBatchLoader(number for number in range(3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +229,8 @@ def test_a_dataset_that_writes_no_rows_is_refused() -> None:
         ({"num_workers": "many"}, "num_workers='many' is not usable"),
         ({"prefetch_batches": 0}, "prefetch_batches=0 is not usable"),
         ({"worker_kind": "fiber"}, "worker_kind='fiber' is unknown: choose one of"),
+        ({"start_method": "clone"}, "start_method='clone' is unknown: choose one of"),
+        ({"resizable": "yes"}, "resizable='yes' is unknown"),
         ({"pin_memory": "yes"}, "pin_memory='yes' is unknown"),
         ({"timeout_s": 0}, "timeout_s=0 must be greater than 0"),
         ({"seed": -1}, "seed=-1 is not usable"),
@@ -169,10 +240,3 @@ def test_a_dataset_that_writes_no_rows_is_refused() -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LoaderOptions(**options)
-
-
-def test_small_sets_get_no_workers() -> None:
-    options = LoaderOptions(micro_batch_size=8)
-    assert options.count_workers(31) == 0
-    assert options.count_workers(32) >= 1
-    assert LoaderOptions(num_workers=3).count_workers(5) == 3

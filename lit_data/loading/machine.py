@@ -1,0 +1,45 @@
+"""What this process may use of its machine."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def count_cores(ranks: int = 1) -> int:
+    """Cores for each of `ranks` processes here: those of the CPU mask, no more than a container's quota, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _read(_CGROUP / "cpu.max").split()
+    if len(quota) == 2 and quota[0] != "max":
+        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    return max(1, cores // ranks)
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be taken without swapping or reaching a container's limit."""
+    free = int(psutil.virtual_memory().available)
+    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        cached = [line.split() for line in _read(_CGROUP / "memory.stat").splitlines()]
+        reclaimable = sum(int(value) for name, value in cached if name in ("active_file", "inactive_file"))
+        free = min(free, int(limit) - int(used) + reclaimable)
+    return free
+
+
+def count_local_ranks(world_size: int) -> int:
+    """Ranks on this machine, as the launcher says; otherwise all of them."""
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return min(int(value), world_size)
+    return world_size
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,147 @@
+"""The staging ring: pieces of memory, one for a batch each, that are written, handed out as tensors, and used again."""
+
+import logging
+import weakref
+from collections import deque
+from itertools import count
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+
+from lit_data.errors import ConfigError
+from lit_data.io.shared import Handle, SharedMemory
+from lit_data.loading.layout import Layout
+from lit_data.loading.machine import available_memory_bytes
+from lit_data.types import Array, Batch
+
+_HANDED_OUT: Final = 3
+"""Batches a consumer may hold while the ring still lends its memory: one in use, one prefetched, one in transfer."""
+
+_serials = count()
+log = logging.getLogger(__name__)
+
+
+class Slot:
+    """Memory of one batch.
+
+    Attributes:
+        serial: Its number in this process; never used twice.
+        samples: Room.
+        oldest: The lowest serial in its ring when it was taken: workers may forget slots below.
+        handle: Where worker processes find it; none if it is private.
+        arrays: Views of all fields, and of the sample numbers.
+    """
+
+    def __init__(self, layout: Layout, samples: int, *, shared: bool, pinned: bool) -> None:
+        self.serial = self.oldest = next(_serials)
+        self.samples = samples
+        nbytes = layout.count_bytes(samples)
+        self._shared = SharedMemory(nbytes) if shared else None
+        self.handle: Handle | None = self._shared.handle if self._shared else None
+        # The exporter is no ndarray, so that views keep the array they were made from alive and not this one.
+        self._exporter = self._shared.map if self._shared else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+        if pinned:
+            _pin(self, self.view())
+        self.arrays = layout.arrays(self.view(), samples)
+
+    def view(self) -> Array:
+        """The memory as a new array: [bytes] uint8. Arrays made from it keep it alive."""
+        return np.frombuffer(self._exporter, np.uint8)
+
+
+class Staging:
+    """Lends the memory of batches, and takes it back when the last tensor that shows it is gone.
+
+    A batch that is still referenced is never written again. Whoever keeps more than a few gets copies, so that the
+    ring stays small. Where copies to a GPU may be under way, memory is used again only after an event that was
+    recorded on the stream when the last reference went.
+
+    Args:
+        layout: The fields.
+        shared: Worker processes write.
+        pinned: Page-lock the memory, once, for copies to a GPU that do not block.
+    """
+
+    def __init__(self, layout: Layout, *, shared: bool, pinned: bool) -> None:
+        self.layout, self.shared, self.pinned = layout, shared, pinned
+        self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._free: list[Slot] = []
+        self._returned: deque[tuple[Slot, Any]] = deque()  # appended to by finalizers, in any thread
+        self._lent = 0
+
+    def take(self, samples: int) -> Slot:
+        """A slot with room for so many samples; smaller ones that are free are let go."""
+        self._collect()
+        self._free = [slot for slot in self._free if slot.samples >= samples]
+        slot = self._free.pop() if self._free else Slot(self.layout, samples, shared=self.shared, pinned=self.pinned)
+        self._slots.add(slot)
+        slot.oldest = min(other.serial for other in self._slots)
+        return slot
+
+    def lend(self, slot: Slot, samples: int) -> Batch:
+        """The first samples of a written slot as tensors without a copy; ragged fields flat.
+
+        Returns:
+            One tensor for each field.
+        """
+        self._collect()
+        root = slot.view()
+        arrays = self.layout.arrays(root, slot.samples)
+        kept = self._lent >= _HANDED_OUT
+        ragged = self.layout.flatten_ragged({name: array[:samples] for name, array in arrays.items()})
+        fixed = {name: arrays[name][:samples] for name in self.layout.fields if name not in ragged}
+        if kept:
+            fixed = {name: array.copy() for name, array in fixed.items()}
+            self._free.append(slot)
+        else:
+            self._lent += 1
+            weakref.finalize(root, _give_back, self._returned, slot, self.pinned).atexit = False
+        tensors = {name: torch.from_numpy(array) for name, array in fixed.items()}
+        return {name: ragged[name] if name in ragged else tensors[name] for name in self.layout.fields}
+
+    def _collect(self) -> None:
+        for _ in range(len(self._returned)):
+            slot, event = self._returned.popleft()
+            if event is None or event.query():
+                self._lent -= 1
+                self._free.append(slot)
+            else:
+                self._returned.append((slot, event))
+
+
+def check_room(layout: Layout, samples: int, slots: int) -> None:
+    """Refuse a ring that cannot fit, before it is written and the kernel ends the run.
+
+    Args:
+        layout: The fields.
+        samples: Batch size.
+        slots: Batches of the ring.
+
+    Raises:
+        ConfigError: It needs more than the memory that is available.
+    """
+    needed, free = slots * layout.count_bytes(samples), available_memory_bytes()
+    if needed > free:
+        raise ConfigError(
+            f"staging {slots} batches of {samples} samples needs {needed / 2**20:.0f} MiB and {free / 2**20:.0f} MiB "
+            "of memory are available: lower data.loader.batch_size or data.loader.prefetch_batches"
+        )
+
+
+def _give_back(returned: deque[tuple[Slot, Any]], slot: Slot, pinned: bool) -> None:
+    event = None
+    if pinned:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    returned.append((slot, event))
+
+
+def _pin(slot: Slot, memory: Array) -> None:
+    """Page-lock the memory of a slot for its life; where that fails, copies to the GPU are just slower."""
+    address, runtime = memory.ctypes.data, cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
+    error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
+    if error:
+        log.warning("%d bytes of staging cannot be page-locked (CUDA error %d)", memory.nbytes, error)
+        return
+    weakref.finalize(slot, runtime.cudaHostUnregister, address).atexit = False

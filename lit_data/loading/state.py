@@ -1,0 +1,68 @@
+"""Where a loader stands: a few plain numbers that go into a checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from lit_data.errors import ConfigError, StoreError
+from lit_data.loading.order import EpochOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderState:
+    """The samples trained so far in an epoch, and what their order depends on.
+
+    Attributes:
+        epoch: The epoch.
+        position: Samples taken from its order, over all ranks.
+        batches: Batches of this rank in it.
+        batch_size: Of the run that saved it.
+        world_size: Of the run that saved it.
+        length: Samples of the set.
+        seed: Of the order.
+        shuffle: Whether the order is random.
+    """
+
+    epoch: int
+    position: int
+    batches: int
+    batch_size: int
+    world_size: int
+    length: int
+    seed: int
+    shuffle: bool
+
+    @classmethod
+    def from_plain(cls, state: Mapping[str, Any]) -> Self:
+        """Check what a checkpoint holds.
+
+        Raises:
+            StoreError: It is not what `to_plain` gives.
+        """
+        names = {field.name: bool if field.name == "shuffle" else int for field in fields(cls)}
+        wrong = [name for name, kind in names.items() if type(state.get(name)) is not kind or state[name] < 0]
+        if wrong or state.keys() != names.keys() or state["position"] > state["length"]:
+            raise StoreError(
+                f"the loader's state in the checkpoint is not one that lit_data wrote ({dict(state)!r:.200}): "
+                "resume from another checkpoint"
+            )
+        return cls(**state)
+
+    def to_plain(self) -> dict[str, Any]:
+        """A dict of int and bool."""
+        return asdict(self)
+
+    def check_fits(self, order: EpochOrder) -> None:
+        """Refuse to go on inside an epoch of another order, where samples would be lost and repeated.
+
+        Raises:
+            ConfigError: The set, the seed or the order is another one.
+        """
+        for name, found in (("length", order.length), ("seed", order.seed), ("shuffle", order.shuffle)):
+            saved = getattr(self, name)
+            if self.position and saved != found:
+                raise ConfigError(
+                    f"the checkpoint stopped inside epoch {self.epoch}, after {self.position} samples of an order with "
+                    f"{name}={saved}, and now it is {found}: resume with the same data and seed, or from a checkpoint "
+                    "of an epoch's end"
+                )

@@ -1,0 +1,196 @@
+"""Interrupted at any step, continued with other workers, ranks or batch sizes: the rest of the order is the same."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError, StoreError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.rng import uniform
+from lit_data.types import FieldSpec
+
+STEPS = 40
+BATCH = 4
+LENGTH = STEPS * BATCH - 2
+
+
+class Drawn:
+    """Each sample holds random numbers of its own stream."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
+        self.fields = {"image": FieldSpec((8,), "float32"), "index": FieldSpec((), "int64")}
+
+    def __len__(self) -> int:
+        return self.length
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        rows["image"][:] = uniform(5, 2, indices, epoch, 8)
+        rows["index"][:] = indices
+
+
+Samples = list[tuple[int, bytes]]
+
+
+def _loader(batch_size: int = BATCH, rank: int = 0, world: int = 1, **options: Any) -> MicroBatchLoader:
+    chosen: dict[str, Any] = {"worker_kind": "inline", "micro_batch_size": 3, "seed": 9} | options
+    return MicroBatchLoader(
+        Drawn(), LoaderOptions(batch_size=batch_size, **chosen), shuffle=True, rank=rank, world_size=world
+    )
+
+
+def _samples(batches: Iterator[Mapping[str, torch.Tensor]]) -> Samples:
+    return [
+        (index, image.numpy().tobytes())
+        for batch in batches
+        for index, image in zip(batch["index"].tolist(), batch["image"], strict=True)
+    ]
+
+
+def _whole_epoch() -> Samples:
+    loader = _loader()
+    loader.set_epoch(2)
+    return _samples(iter(loader))
+
+
+def _interrupt(steps: int, **options: Any) -> tuple[Samples, dict[str, Any]]:
+    loader = _loader(**options)
+    loader.set_epoch(2)
+    done = _samples(islice(iter(loader), steps))
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert len(json.dumps(state)) < 1024
+    loader.close()
+    return done, state
+
+
+@pytest.mark.parametrize("steps", range(STEPS + 1))
+def test_interrupted_at_every_step_and_continued_alike(steps: int) -> None:
+    done, state = _interrupt(steps)
+    loader = _loader()
+    loader.load_state_dict(state)
+    assert len(loader) == STEPS
+    if steps < STEPS:
+        assert done + _samples(iter(loader)) == _whole_epoch()
+    loader.set_epoch(3)
+    assert len(_samples(iter(loader))) == LENGTH
+
+
+@pytest.mark.parametrize("steps", [0, 1, 17, STEPS - 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"worker_kind": "thread", "num_workers": 1},
+        {"worker_kind": "thread", "num_workers": 4, "micro_batch_size": 1},
+        {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
+        {"batch_size": 1},
+        {"batch_size": 7},
+        {"batch_size": LENGTH},
+        {"resizable": True},
+    ],
+    ids=str,
+)
+def test_continued_with_other_workers_or_batch_sizes(steps: int, options: dict[str, Any]) -> None:
+    done, state = _interrupt(steps)
+    loader = _loader(**options)
+    loader.load_state_dict(state)
+    assert done + _samples(iter(loader)) == _whole_epoch()
+    loader.close()
+
+
+@pytest.mark.parametrize("steps", [1, 6, 13])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (2, 1), (3, 2), (4, 3)])
+def test_continued_on_another_number_of_ranks(steps: int, before: int, after: int) -> None:
+    runs = [_interrupt(steps, rank=rank, world=before, batch_size=3) for rank in range(before)]
+    states = [state for _, state in runs]
+    assert all(state == states[0] for state in states)
+    done = [sample for samples, _ in runs for sample in samples]
+    rest: Samples = []
+    counts = set()
+    for rank in range(after):
+        loader = _loader(rank=rank, world=after, batch_size=2)
+        loader.load_state_dict(states[0])
+        batches = list(loader)
+        counts.add(len(batches))
+        rest += _samples(iter(batches))
+    assert len(counts) == 1
+    assert sorted(done + rest) == sorted(_whole_epoch())
+
+
+def test_continuing_reads_nothing_that_was_trained_before() -> None:
+    read: list[int] = []
+
+    class Noting(Drawn):
+        def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+            read.extend(indices.tolist())
+            super().write_into(rows, indices, epoch)
+
+    done, state = _interrupt(30)
+    loader = MicroBatchLoader(Noting(), LoaderOptions(batch_size=BATCH, worker_kind="inline", seed=9), shuffle=True)
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert not set(read) & {index for index, _ in done}
+    assert len(read) == BATCH
+
+
+def test_what_somebody_counts_as_trained_is_what_counts() -> None:
+    loader = _loader()
+    loader.count_trained = lambda: (0, 4)
+    stream = iter(loader)
+    done = _samples(islice(stream, 5))
+    assert loader.state_dict()["position"] == 4 * BATCH
+    again = _loader()
+    again.load_state_dict(loader.state_dict())
+    assert _samples(islice(iter(again), 1)) == done[4 * BATCH :]
+    loader.count_trained = lambda: (1, 40)  # the epoch is over, the next one has not begun
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"], state["batches"]) == (1, 0, 0)
+
+
+def test_a_loader_that_goes_on_with_other_sizes_has_no_length() -> None:
+    _, state = _interrupt(5)
+    loader = _loader(batch_size=7)
+    loader.load_state_dict(state)
+    with pytest.raises(TypeError, match="has no length"):
+        len(loader)
+    loader.set_epoch(3)
+    with pytest.raises(TypeError, match="has no length"):
+        len(loader)
+    assert loader
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 8}, "after 20 samples of an order with seed=9, and now it is 8"),
+        ({"length": 100}, "with length=158, and now it is 100"),
+        ({"shuffle": False}, "with shuffle=True, and now it is False"),
+    ],
+)
+def test_another_order_is_refused_inside_an_epoch(change: dict[str, Any], message: str) -> None:
+    _, state = _interrupt(5)
+    order: dict[str, Any] = {"seed": 9, "length": LENGTH, "shuffle": True} | change
+    options = LoaderOptions(seed=order["seed"], worker_kind="inline")
+    loader = MicroBatchLoader(Drawn(order["length"]), options, shuffle=order["shuffle"])
+    with pytest.raises(ConfigError, match=message):
+        loader.load_state_dict(state)
+    loader.load_state_dict(state | {"position": 0, "batches": 0})
+    assert loader.epoch == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epoch": -1}, {"position": "3"}, {"seed": 1.0}, {"shuffle": 1}, {"more": 1}, {"position": LENGTH + 1}],
+    ids=str,
+)
+def test_a_state_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    _, state = _interrupt(5)
+    with pytest.raises(StoreError, match="state in the checkpoint is not one that lit_data wrote"):
+        _loader().load_state_dict(state | change)
+    with pytest.raises(StoreError, match="not one that lit_data wrote"):
+        _loader().load_state_dict({})

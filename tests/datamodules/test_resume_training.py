@@ -1,0 +1,165 @@
+"""A Trainer that is interrupted anywhere and goes on from its checkpoint trains each sample of each epoch once."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from numpy.typing import NDArray
+
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.loading import LoaderOptions
+from lit_data.rng import uniform
+from lit_data.types import Batch, FieldSpec, Stage
+
+LENGTH, EPOCHS = 22, 3
+
+
+class Stop(Exception):
+    """The power goes off."""
+
+
+class Drawn:
+    def __init__(self) -> None:
+        self.fields = {
+            "x": FieldSpec((3,), "float32"),
+            "index": FieldSpec((), "int64"),
+            "epoch": FieldSpec((), "int64"),
+        }
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        rows["x"][:], rows["index"][:], rows["epoch"][:] = uniform(5, 2, indices, epoch, 3), indices, epoch
+
+
+class Data(BaseDataModule):
+    batch_keys = ("x", "index", "epoch")
+
+    def build_dataset(self, stage: Stage) -> Drawn:
+        return Drawn()
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        return batch
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        return batch
+
+
+class Model(L.LightningModule):
+    """Notes what it is trained on, and stops where it is told to."""
+
+    def __init__(self, stop_before: int | None = None, sizes: Mapping[int, int] | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+        self.stop_before, self.sizes = stop_before, sizes or {}
+        self.seen: list[tuple[int, int]] = []
+        self.validated: list[int] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        if self.stop_before is not None and self.global_step == self.stop_before:
+            raise Stop
+        self.seen += list(zip(batch["epoch"].tolist(), batch["index"].tolist(), strict=True))
+        if self.global_step in self.sizes:
+            self.trainer.train_dataloader.batch_size = self.sizes[self.global_step]
+        return self.layer(batch["x"]).square().mean()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validated += batch["index"].tolist()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def _trainer(folder: Path, **options: Any) -> L.Trainer:
+    defaults: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    return L.Trainer(default_root_dir=folder, **(defaults | options))
+
+
+def _data(batch_size: int = 4, **options: Any) -> Data:
+    return Data(loader=LoaderOptions(batch_size=batch_size, micro_batch_size=3, seed=3, **options))
+
+
+EVERYTHING = Counter((epoch, index) for epoch in range(EPOCHS) for index in range(LENGTH))
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+]
+
+
+@pytest.mark.parametrize("resizable", [False, True])
+@pytest.mark.parametrize("when", ["batch", "epoch", "validation"])
+def test_every_checkpoint_of_a_run_can_be_gone_on_from(tmp_path: Path, when: str, resizable: bool) -> None:
+    options: dict[str, Any] = {
+        "batch": {"every_n_train_steps": 1},
+        "epoch": {"save_on_train_epoch_end": True},
+        "validation": {},
+    }[when]
+    saving = ModelCheckpoint(tmp_path / "all", filename="{step}", save_top_k=-1, **options)
+    whole = Model()
+    _trainer(tmp_path, callbacks=[saving]).fit(whole, datamodule=_data(resizable=resizable))
+    assert Counter(whole.seen) == EVERYTHING
+    assert len(whole.validated) == EPOCHS * LENGTH
+    paths = sorted((tmp_path / "all").glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+    assert len(paths) == (18 if when == "batch" else 3)
+    for path in paths:
+        steps = int(path.stem.split("=")[1])
+        done = [4, 8, 12, 16, 20, 22]
+        seen_before = LENGTH * (steps // 6) + ([0, *done][steps % 6])
+        again = Model()
+        _trainer(tmp_path, enable_checkpointing=False).fit(
+            again, datamodule=_data(resizable=resizable), ckpt_path=path, weights_only=True
+        )
+        assert whole.seen[:seen_before] + again.seen == whole.seen, f"from step {steps}"
+        for mine, other in zip(whole.parameters(), again.parameters(), strict=True):
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("resizable", [False, True])
+@pytest.mark.parametrize("batch_size", [3, 11])
+def test_going_on_with_another_batch_size(tmp_path: Path, resizable: bool, batch_size: int) -> None:
+    for stop in (1, 5, 6, 7, 11, 12):
+        model = Model(stop_before=stop)
+        trainer = _trainer(tmp_path, callbacks=[_SaveAtStop(tmp_path)], enable_checkpointing=False)
+        with pytest.raises(Stop):
+            trainer.fit(model, datamodule=_data(resizable=resizable))
+        again = Model()
+        data = _data(batch_size, resizable=resizable)
+        _trainer(tmp_path, enable_checkpointing=False).fit(
+            again, datamodule=data, ckpt_path=tmp_path / "stop.ckpt", weights_only=True
+        )
+        assert Counter(model.seen + again.seen) == EVERYTHING, f"stopped before step {stop}"
+        epochs_begun = stop // 6
+        assert len(again.validated) == (EPOCHS - epochs_begun) * LENGTH
+
+
+class _SaveAtStop(L.Callback):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        trainer.save_checkpoint(self.folder / "stop.ckpt")
+
+
+def test_sizes_that_change_inside_epochs_train_everything_and_validate(tmp_path: Path) -> None:
+    for kind in ("inline", "thread", "process"):
+        model = Model(sizes={0: 2, 3: 9, 4: 1, 9: 5, 12: 22})
+        _trainer(tmp_path, enable_checkpointing=False).fit(
+            model, datamodule=_data(resizable=True, worker_kind=kind, num_workers=2 if kind != "inline" else 0)
+        )
+        assert Counter(model.seen) == EVERYTHING
+        assert len(model.validated) == EPOCHS * LENGTH

@@ -44,6 +44,8 @@ exit codes:
   0 done   2 configuration   3 data   4 stored file   5 memory   6 worker or rank   1 bug   130 Ctrl-C   143 SIGTERM
   LIT_DATA_TRACEBACK=1 or HYDRA_FULL_ERROR=1 shows where an error was raised."""
 
+_ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -60,10 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _dispatch(words)
         except BaseException as error:
             code = _choose_exit_code(error)
-    if not received.sigterm:
-        return code
-    print("lit_data: stopped by SIGTERM.", file=sys.stderr)
-    return 128 + signal.SIGTERM
+    if received.sigterm:
+        code = 128 + signal.SIGTERM
+    if code in _ENDINGS:
+        print(f"lit_data: {_ENDINGS[code]}.", file=sys.stderr)
+    return code
 
 
 def _dispatch(words: Sequence[str]) -> int:
@@ -172,8 +175,7 @@ def _choose_exit_code(error: BaseException) -> int:
         _report(cause)
         return cause.exit_code
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-        print("lit_data: interrupted.", file=sys.stderr)  # Lightning turns Ctrl-C into SystemExit(1)
-        return 128 + signal.SIGINT
+        return 128 + signal.SIGINT  # Lightning turns Ctrl-C into SystemExit(1)
     if stop is None:
         traceback.print_exception(error)
         return 1

@@ -53,8 +53,8 @@ class RowWriter(Protocol):
     For a ragged field it fills the first items of ``rows[key][m]`` ([max_items, ...]) and sets
     ``rows[key + "_count"][m]``.
 
-    Two more methods are used where a dataset has them: ``describe_sample(index) -> str`` names a sample in messages, and
-    ``check_sources()`` raises if files changed under a running process.
+    Two more methods are used where a dataset has them: ``describe_sample(index) -> str`` names a sample in messages,
+    and ``check_sources()`` raises if files changed under a running process.
     """
 
     @property

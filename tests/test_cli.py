@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
+import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -20,7 +22,7 @@ from lit_data.commands.result import KEYS
 from lit_data.commands.targets import instantiate
 
 ROOT = Path(lit_data.__file__).parents[1]
-LIMIT_S = 120
+LIMIT_S = 60
 
 Run = Callable[[DictConfig], dict[str, float | int | str]]
 Install = Callable[..., None]
@@ -139,7 +141,6 @@ def test_module_runs_as_a_program() -> None:
         (["show", "--package", "../x"], "--package '../x' is not a package name such as my_project or "),
         (["show", "sed=3"], "unknown key 'sed'. Did you mean 'seed'?"),
         (["show", "-m", "trainer=cpu,gpuu"], "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: "),
-        (["benchmark"], "`benchmark` is not part of this release yet. Run `fit`: "),
     ],
 )
 def test_mistake_ends_with_one_line_and_exit_2(
@@ -441,29 +442,43 @@ def run(cfg):
 def start_program(tmp_path: Path, code: str, *words: str) -> subprocess.Popen[str]:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=code), encoding="utf-8")
+    return start(tmp_path, "show", *words)
+
+
+def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "lit_data", "show", *words],
+        [sys.executable, "-m", "lit_data", *words],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}/site{os.pathsep}{ROOT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # a process group of its own
         # A shell that starts these tests in the background lets all its children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
-def signal_when_ready(program: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
+def signal_when_ready(
+    program: subprocess.Popen[str], number: signal.Signals, to: Callable[[int, signal.Signals], None] = os.kill
+) -> tuple[int, str]:
+    """The program's exit code and last words; none of its processes is left."""
+    family: list[psutil.Process] = []
     try:
         assert program.stdout is not None
         while line := program.stdout.readline():
             if line == "ready\n":
-                program.send_signal(number)
+                family = psutil.Process(program.pid).children(recursive=True)
+                to(program.pid, number)
                 break
-        _, err = program.communicate(timeout=LIMIT_S)
+        out, err = program.communicate(timeout=LIMIT_S)
+        assert psutil.wait_procs(family, timeout=10)[1] == []
     finally:
+        for process in family:
+            if process.is_running():
+                process.kill()
         program.kill()
         program.wait()
-    return program.returncode, err
+    return program.returncode, out + err
 
 
 ENDINGS = [(signal.SIGTERM, 143, "lit_data: stopped by SIGTERM.\n"), (signal.SIGINT, 130, "lit_data: interrupted.\n")]
@@ -482,6 +497,82 @@ def test_signal_ends_training(tmp_path: Path, number: signal.Signals, code: int,
     ended, err = signal_when_ready(program, number)
     assert ended == code
     assert err.endswith(message)
+
+
+READY = """
+import lightning as L
+class Ready(L.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 7 and trainer.is_global_zero:
+            print("ready", flush=True)
+"""
+FIT = [
+    "fit",
+    "--package=own_ready",
+    "+callbacks.ready._target_=own_ready.Ready",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+    "data.loader.batch_size=4",
+    "logger=none",
+]
+EPOCHS = "trainer.max_epochs=1000000"
+
+
+def interrupt_fit(tmp_path: Path, *words: str, number: signal.Signals, to: Callable[..., None]) -> tuple[int, str]:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/own_ready.py").write_text(READY, encoding="utf-8")
+    return signal_when_ready(start(tmp_path, *FIT, EPOCHS, *words, "hydra.run.dir=out"), number, to)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
+@pytest.mark.parametrize(
+    ("to", "workers"),
+    [
+        pytest.param(os.kill, 0, marks=pytest.mark.slow),
+        pytest.param(os.kill, 2, marks=pytest.mark.slow),
+        pytest.param(os.killpg, 0, marks=pytest.mark.slow),
+        (os.killpg, 2),
+    ],
+)
+def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
+    tmp_path: Path, to: Callable[..., None], workers: int, number: signal.Signals, code: int, message: str
+) -> None:
+    ended, text = interrupt_fit(tmp_path, f"data.loader.num_workers={workers}", number=number, to=to)
+    path = tmp_path / "out/checkpoints/interrupted.ckpt"
+    saved = torch.load(path, weights_only=True)
+    step = saved["global_step"]
+    assert step >= 8
+    assert f"{number.name}: stopped after step {step}; go on with ckpt={path}\n" in text
+    assert text.endswith(message)
+    assert ended == code
+    if workers == 0:
+        return
+    again = [word for word in FIT if "own_ready" not in word]
+    assert main([*again, f"trainer.max_epochs={saved['epoch'] + 2}", f"ckpt={path}", "hydra.run.dir=again"]) == 0
+    assert torch.load("again/checkpoints/last.ckpt", weights_only=True)["global_step"] > step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(number, code) for number, code, _ in ENDINGS])
+@pytest.mark.parametrize("target", ["main", "other rank", "group"])
+def test_all_ranks_stop_after_the_same_step(tmp_path: Path, target: str, number: signal.Signals, code: int) -> None:
+    def send(pid: int, number: signal.Signals) -> None:
+        ranks = [child for child in psutil.Process(pid).children() if child.environ().get("LOCAL_RANK") == "1"]
+        assert len(ranks) == 1
+        if target == "group":
+            os.killpg(pid, number)
+        else:
+            os.kill(pid if target == "main" else ranks[0].pid, number)
+
+    words = ["trainer.devices=2", "data.loader.num_workers=0"]
+    ended, text = interrupt_fit(tmp_path, *words, number=number, to=send)
+    assert ended == code, text
+    assert torch.load(tmp_path / "out/checkpoints/interrupted.ckpt", weights_only=True)["global_step"] >= 8
 
 
 @pytest.mark.slow

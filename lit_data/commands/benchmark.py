@@ -1,17 +1,59 @@
-"""The word is reserved; measuring comes with a later release."""
+"""``benchmark``: how fast samples are loaded, beside the usual ways to load them, and how fast training could be."""
+
+import logging
+from typing import Any
 
 from omegaconf import DictConfig
 
-from lit_data.errors import ConfigError
+from lit_data.commands.benchmarks.collate import run_collate
+from lit_data.commands.benchmarks.contest import run_loaders
+from lit_data.commands.benchmarks.headroom import run_headroom
+from lit_data.commands.benchmarks.machine import describe_machine, print_machine
+from lit_data.commands.benchmarks.options import read_options
+
+log = logging.getLogger(__name__)
 
 
-def run(cfg: DictConfig) -> dict[str, float | int | str]:
-    """Say what measures speed today.
+def run(cfg: DictConfig) -> dict[str, Any]:
+    """Measure what `benchmark.mode` says.
+
+    `loaders` and `collate` print a table and write it as ``benchmark.csv`` and ``benchmark.png``. Every row is measured
+    several times, in turn with the others, and the table holds medians:
+
+    - ``samples_per_s``: after start and warm-up, until batches are finished on the device
+    - ``ratio_to_dataloader``: to torch's DataLoader with as many workers
+    - ``process_cpu_ms_per_1000``: processor time of the main process, all its threads, for 1000 samples
+    - ``main_thread_cpu_ms_per_1000``: the same of its main thread alone
+    - ``first_batch_ms``: from asking for an iterator, which starts workers, to the first finished batch
+    - ``load_ms_mean``, ``load_ms_std``: from asking for a batch to having it finished
+    - ``transfer_ms``: copy of a batch from host to device; 0 where that is the CPU
+    - ``pss_mib``: memory of the main process and its workers, shared pages counted once
+    - ``samples``, ``repeats``, ``note``: what was measured, or why it was not
+
+    Returns:
+        Keys ``benchmark/NAME``:
+
+        - ``cores``, ``cpu``, ``memory_bytes``, ``device``, ``python``, ``torch``, ``numpy``, ``lightning``: where
+        - ``batch_size``: that of all figures below
+        - modes `loaders` and `collate`: the columns above under ``METHOD_COLUMN``, of each method's fastest row;
+          ``best_method`` and ``best_samples_per_s`` of the methods of lit_data; ``ratio_to_original``,
+          ``ratio_to_improved``, ``ratio_to_dataloader``, ``ratio_to_textbook`` and ``share_of_copy`` of that best one
+          to the fastest row of the other
+        - mode `loaders`: ``recommended_worker_kind``, ``recommended_num_workers``, ``recommended_micro_batch_size``
+        - mode `headroom`: ``fit_samples_per_s`` of training as it is, ``headroom_samples_per_s`` of training on batches
+          that are replayed from the device's memory, ``fit_share_of_headroom``
 
     Raises:
-        ConfigError: always.
+        ConfigError: An option is out of its range.
     """
-    raise ConfigError(
-        "`benchmark` is not part of this release yet. Run `fit`: its summary.json has samples_per_s, "
-        "data_wait_fraction and peak_rss_bytes, and debug=profiler writes a table of where the time goes."
-    )
+    options = read_options(cfg.benchmark)
+    device = options.choose_device()
+    machine = describe_machine(device)
+    log.info("%s", print_machine(machine))
+    if options.mode == "headroom":
+        metrics = run_headroom(cfg, options)
+    elif options.mode == "collate":
+        metrics = run_collate(cfg, options, device)
+    else:
+        metrics = run_loaders(cfg, options, device)
+    return {f"benchmark/{name}": value for name, value in machine.items()} | metrics

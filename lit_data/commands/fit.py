@@ -22,8 +22,15 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Returns:
         Metrics of the best checkpoint on the validation and the test split, and what the callbacks measured.
     """
-    folder = Path(cfg.paths.run)
     datamodule, model = build_datamodule(cfg), build_model(cfg)
+    try:
+        return _fit(cfg, datamodule, model)
+    finally:
+        datamodule.teardown("fit")  # Lightning does not when training is broken off, and the workers would stay
+
+
+def _fit(cfg: DictConfig, datamodule: BaseDataModule, model: L.LightningModule) -> dict[str, Any]:
+    folder = Path(cfg.paths.run)
     datamodule.setup("fit")
     draw_samples(datamodule, folder / "samples.png", stage="train")
     trainer = build_trainer(cfg)

@@ -15,6 +15,7 @@ from lit_data.datamodules.batch_format import BatchFormat, check_format, format_
 from lit_data.datamodules.ranks import check_ranks_agree
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.transfer import StagedBatch, finish_transfer
 from lit_data.types import Batch, RowWriter, Stage
 
 _STAGES: Final[Mapping[RunningStage, Stage]] = {
@@ -119,6 +120,9 @@ class BaseDataModule(L.LightningDataModule):
         )
         if world_size > 1:
             check_ranks_agree(loader)
+        device = self.trainer.strategy.root_device if self.trainer else None
+        if device is not None and device.type == "cuda" and self.loader.pins_memory:
+            loader.device = device
         return loader
 
     def transform(self, batch: Batch, stage: Stage) -> Batch:
@@ -168,7 +172,14 @@ class BaseDataModule(L.LightningDataModule):
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Draw what the batch needs while its indices are still on the host."""
-        return self.plan_batch(batch, self._stage())
+        planned = self.plan_batch(batch, self._stage())
+        return batch.extended(planned) if isinstance(batch, StagedBatch) else planned
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:  # noqa: ANN401
+        """Take over the copy that the loader began, if it did."""
+        if isinstance(batch, StagedBatch):
+            return finish_transfer(batch, device)
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
         """Finish the batch on its device: no gradient, and float32 whatever the precision of the run."""

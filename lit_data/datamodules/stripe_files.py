@@ -46,7 +46,7 @@ class StripeFiles:
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
         rule = rule_of(self.layout)
-        for name, choices in (("cache", ("store", "lru", "none")), ("on_bad", ("error", "skip"))):
+        for name, choices in (("cache", ("store", "device", "lru", "none")), ("on_bad", ("error", "skip"))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
         if self.layout == "channels" and len(self.channels) != rule.stored:
@@ -78,7 +78,7 @@ class StripeFiles:
         return ImageDecoder(replace(self.read, equal_channels="collapse"))
 
     def open_images(self) -> ImageBank:
-        """The decoded images; the first call with `cache=store` decodes them.
+        """The decoded images; the first call with `cache=store` or `cache=device` decodes them.
 
         Raises:
             DataError: Files are bad, or do not hold the channels that the layout needs.
@@ -141,7 +141,7 @@ class StripeFiles:
         return self.folder / self.masks if self.masks else None
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
-        if self.cache == "store":
+        if self.cache in ("store", "device"):
             return DecodedStore.build(sources, self.store_folder / part, decoder=decoder, on_bad=self.on_bad)
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)

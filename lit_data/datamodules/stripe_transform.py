@@ -24,6 +24,7 @@ class StripeTransform:
     Args:
         low: Pixel value that becomes 0.
         high: Pixel value that becomes 1.
+        patch_px: (H, W) of a sample.
         expand: For each of target, ref1, ref2 the stored channel that gives it.
         seed: Seed of every draw.
         synthesis: Defects for samples without a mask of their own.
@@ -33,6 +34,7 @@ class StripeTransform:
 
     low: float
     high: float
+    patch_px: tuple[int, int]
     expand: tuple[int, ...]
     seed: int
     synthesis: DefectSpec | None
@@ -50,9 +52,8 @@ class StripeTransform:
             The batch with a few small tensors more.
         """
         index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
-        if self.synthesis and stage != "predict" and "mask" not in batch:
-            height, width = batch["image"].shape[2:]
-            plan = sample_plan(self.synthesis, self.seed, epoch, index, (channels, height, width))
+        if self.synthesis and stage != "predict" and batch.keys().isdisjoint(("mask", "mask_index")):
+            plan = sample_plan(self.synthesis, self.seed, epoch, index, (channels, *self.patch_px))
             batch = batch | {_PLAN + name: torch.from_numpy(array) for name, array in plan.arrays().items()}
         if self.nuisance:
             batch = batch | self.nuisance.draw(self.seed, epoch, index, channels)
@@ -64,7 +65,7 @@ class StripeTransform:
         """Do the work that was planned, on the device of the batch.
 
         Args:
-            batch: A planned batch.
+            batch: A planned batch with its pixels.
             stage: The stage it was planned for.
 
         Returns:
@@ -93,7 +94,7 @@ class StripeTransform:
         plan = self._plan_of(batch)
         if plan is None:
             return None
-        size = (len(batch["index"]), len(self.expand), *batch["image"].shape[2:])
+        size = (len(batch["index"]), len(self.expand), *self.patch_px)
         marks = torch.cat([_draw_marks(plan, channel, size) for channel in range(size[1])], dim=1)
         if self.augment and stage == "train":
             _, moved = self.augment.forward(torch.zeros(size), marks, batch)

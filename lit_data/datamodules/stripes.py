@@ -3,18 +3,21 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lit_data.augment import SingleTexture, StripeAugment
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.stripe_baselines import build_stripe_baselines
 from lit_data.datamodules.stripe_files import StripeFiles
 from lit_data.datamodules.stripe_transform import StripeTransform, find_unit_range
 from lit_data.datasets import StripeDataset
+from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.layouts import ROLES, rule_of
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
@@ -65,8 +68,9 @@ class StripeDataModule(BaseDataModule):
             float32.
         read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
         on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
-        cache: `store` decodes every file once into a memory-mapped store; `lru` decodes on access and keeps
-            `cache_bytes`; `none` decodes on each access.
+        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory
+            of the device once and cuts patches there; `lru` decodes on access and keeps `cache_bytes`; `none`
+            decodes on each access.
         cache_dir: Where stores and the sample set lie.
         cache_bytes: Bound of the `lru` cache.
         samples: Parameters of the sample set, see `StripeSampleSpec`.
@@ -136,6 +140,7 @@ class StripeDataModule(BaseDataModule):
         self.bank: ImageBank
         self.grid: PatchGrid
         self.transformation: StripeTransform
+        self._device_patches = DevicePatches()
 
     def prepare_data(self) -> None:
         """Make the sample set if need be, and decode what is not decoded yet; on one process of each node."""
@@ -150,22 +155,25 @@ class StripeDataModule(BaseDataModule):
 
     def build_dataset(self, stage: Stage) -> StripeDataset:
         """Patches of the images of one stage; those of all images to predict."""
+        pixels = self.source_files.cache != "device"
         if stage == "predict":
-            return StripeDataset(self.bank, self.grid)
+            return StripeDataset(self.bank, self.grid, pixels=pixels)
         images = self.split_images[stage]
         masks = None
         if stage in self.mask_splits:
             masks = self.source_files.open_masks(images.tolist(), self.bank, stage)
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
-        return StripeDataset(self.bank, self.grid, images=images, masks=masks)
+        return StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
         return self.transformation.plan(batch, stage)
 
     def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
-        """Cast to float, spread to three channels, render defects, augment."""
+        """Cut what was not cut by the loader, cast to float, spread to three channels, render defects, augment."""
+        if "image" not in batch:
+            batch = self._device_patches.fill(batch, cast(StripeDataset, self.dataset(stage)))
         images, masks = self.transformation.finish(batch, stage)
         finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
         return finished if masks is None else finished | {"mask": masks}
@@ -177,6 +185,11 @@ class StripeDataModule(BaseDataModule):
     def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The defects planned for some samples of a batch, one dict each; places are those before augmentation."""
         return self.transformation.describe_plan(batch, rows)
+
+    def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
+        """For ``benchmark``: whole-image decoding and drawing, and its improved form."""
+        dataset = cast(StripeDataset, self.dataset(stage))
+        return build_stripe_baselines(dataset, self.source_files, self.transformation, finished=finished)
 
     def check_sources(self) -> dict[str, int]:
         """Decode every file strictly and keep nothing, then see whether images, masks and patches fit together."""
@@ -224,6 +237,7 @@ class StripeDataModule(BaseDataModule):
         self.transformation = StripeTransform(
             low=low,
             high=high,
+            patch_px=self.grid.patch_px,
             expand=rule_of(self.source_files.layout).expand,
             seed=self.loader.seed,
             synthesis=self.synthesis,

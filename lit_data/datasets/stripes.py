@@ -1,7 +1,7 @@
 """`StripeDataset`: patches of inspection images, cut from decoded pixels."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError
 from lit_data.grid import PatchGrid
 from lit_data.io.bank import ImageBank
+from lit_data.io.problems import show_path
+from lit_data.io.shared_arrays import share_state
+from lit_data.io.store import DecodedStore
 from lit_data.types import Array, FieldSpec
 
 if TYPE_CHECKING:
     import torch
+
+_FIXED: Final = ("bank", "grid", "masks", "images", "_ends", "_shifts")
 
 
 class StripeDataset:
@@ -28,11 +33,17 @@ class StripeDataset:
     - ``position`` [2] int64: (y, x) of the patch in the image, px;
     - ``epoch`` int64: the epoch it was read for.
 
+    Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask, ``mask_index`` int64: enough
+    to cut the patch elsewhere, see `lit_data.datasets.device_bank`.
+
+    A pickled copy shares the arrays of a large set with this one, see `lit_data.io.shared_arrays.SharedState`.
+
     Args:
         bank: Decoded images.
         grid: The patches of all images of the bank.
         images: Numbers of this split's images; all of them by default.
         masks: Decoded masks of this split's images in the same order, [1, H, W] uint8 each.
+        pixels: Whether samples hold pixels, or only say where they are.
 
     Raises:
         DataError: A mask is missing, or its size is not its image's.
@@ -45,13 +56,13 @@ class StripeDataset:
         *,
         images: Sequence[int] | NDArray[np.int64] | None = None,
         masks: ImageBank | None = None,
+        pixels: bool = True,
     ) -> None:
-        self.bank, self.grid, self.masks = bank, grid, masks
-        self.images = np.arange(len(bank)) if images is None else np.asarray(images, dtype=np.int64)
-        starts = np.cumsum(grid.rows * grid.columns)
-        counts = (grid.rows * grid.columns)[self.images]
-        self._first = starts[self.images] - counts
-        self._ends = np.cumsum(counts)
+        self.bank, self.grid, self.masks, self.pixels = bank, grid, masks, pixels
+        self.images = np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
+        counts = grid.rows * grid.columns
+        self._ends = np.cumsum(counts[self.images])
+        self._shifts = np.cumsum(counts)[self.images] - self._ends
         self.epoch = 0
         if masks is not None:
             self._check_masks(masks)
@@ -81,28 +92,46 @@ class StripeDataset:
             indices: [M] sample numbers in this split.
             epoch: The epoch they are read for.
         """
-        split_image = np.searchsorted(self._ends, indices, side="right")
-        within = indices - (self._ends[split_image] - self._counts(split_image))
-        index = self._first[split_image] + within
-        image, y, x = self.grid.locate(index)
+        split_image, index, image, y, x = self._locate(indices)
         rows["index"][:], rows["image_index"][:], rows["epoch"][:] = index, image, epoch
         rows["position"][:, 0], rows["position"][:, 1] = y, x
-        for row, number, top, left in zip(rows["image"], image.tolist(), y.tolist(), x.tolist(), strict=True):
-            cut_patch(self.bank[number], top, left, row)
-        if self.masks is not None:
-            for row, number, top, left in zip(rows["mask"], split_image.tolist(), y.tolist(), x.tolist(), strict=True):
-                cut_patch(self.masks[number], top, left, row)
+        if self.pixels:
+            _cut_patches(self.bank, image, y, x, rows["image"])
+            if self.masks is not None:
+                _cut_patches(self.masks, split_image, y, x, rows["mask"])
+        elif self.masks is not None:
+            rows["mask_index"][:] = split_image
 
-    def _counts(self, split_image: NDArray[np.int64]) -> NDArray[np.int64]:
-        image = self.images[split_image]
-        counts: NDArray[np.int64] = self.grid.rows[image] * self.grid.columns[image]
-        return counts
+    def describe_sample(self, index: int) -> str:
+        """Name one sample of this split for a message, by its file and place."""
+        _, _, image, y, x = self._locate(np.array([index]))
+        return f"{show_path(self.bank.name(int(image[0])))}, patch at (y {y[0]}, x {x[0]}) px"
+
+    def check_sources(self) -> None:
+        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
+
+        Raises:
+            StoreCorruptError: It was.
+        """
+        for bank in (self.bank, self.masks):
+            if isinstance(bank, DecodedStore):
+                bank.check_size()
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return share_state(self, _FIXED)
+
+    def _locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Number of the image in the split, of the patch and of the image in the whole set, y and x."""
+        split_image = np.searchsorted(self._ends, indices, side="right")
+        index = self._shifts[split_image] + indices
+        return split_image, index, *self.grid.locate(index)
 
     def _describe(self) -> dict[str, FieldSpec]:
         height, width = self.grid.patch_px
-        fields = {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))}
+        fields = {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))} if self.pixels else {}
         if self.masks is not None:
-            fields["mask"] = FieldSpec((1, height, width), "uint8")
+            mask = {"mask": FieldSpec((1, height, width), "uint8")}
+            fields |= mask if self.pixels else {"mask_index": FieldSpec((), "int64")}
         numbers: dict[str, tuple[int, ...]] = {"index": (), "image_index": (), "position": (2,), "epoch": ()}
         return fields | {name: FieldSpec(shape, "int64") for name, shape in numbers.items()}
 
@@ -145,6 +174,13 @@ def cut_patch(image: Array, top_px: int, left_px: int, out: Array) -> None:
     rows = _mirror(top_px, height, image.shape[1])
     columns = _mirror(left_px, width, image.shape[2])
     out[...] = image[:, rows[:, None], columns]
+
+
+def _cut_patches(
+    bank: ImageBank, images: NDArray[np.int64], tops_px: NDArray[np.int64], lefts_px: NDArray[np.int64], rows: Array
+) -> None:
+    for row, image, top, left in zip(rows, images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True):
+        cut_patch(bank[image], top, left, row)
 
 
 def _mirror(start: int, length: int, limit: int) -> NDArray[np.int64]:

@@ -1,12 +1,14 @@
 """Images decoded when they are asked for: the ``lru`` and ``none`` cache modes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.filesize import decimal
 
 from lit_data.io.cache import LruCache
 from lit_data.io.decoders import Decoder, ImageSource
+from lit_data.io.shared_arrays import share_state
 from lit_data.io.store_sources import join_paths
 from lit_data.io.survey import OnBad, survey_sources
 from lit_data.types import Array
@@ -16,7 +18,8 @@ class DecodedFiles:
     """Reads like a ``DecodedStore``, for sources that must not be stored.
 
     All headers are read once, at construction; a file whose pixels turn out bad raises when it is decoded. Paths are
-    kept as flat arrays. A pickled copy takes the paths and not the cached pixels.
+    kept as flat arrays. A pickled copy has an empty cache; the paths and sizes of a large set are shared with it, see
+    ``SharedState``.
 
     Args:
         sources: The images.
@@ -59,6 +62,9 @@ class DecodedFiles:
 
     def __len__(self) -> int:
         return len(self._survey.images)
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return share_state(self, ("_survey", "_sources", "heights_px", "widths_px", "skipped"))
 
     def __repr__(self) -> str:
         cache = decimal(self.cache.max_bytes)

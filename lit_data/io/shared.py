@@ -18,6 +18,7 @@ class Handle(NamedTuple):
     pid: int
     fd: int
     nbytes: int
+    inode: int
 
 
 class SharedMemory:
@@ -42,7 +43,7 @@ class SharedMemory:
         self._fd = os.memfd_create("lit_data", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, nbytes)
         self.map = mmap.mmap(self._fd, nbytes)
-        self.handle = Handle(os.getpid(), self._fd, nbytes)
+        self.handle = Handle(os.getpid(), self._fd, nbytes, os.fstat(self._fd).st_ino)
 
     def __del__(self) -> None:
         # A forked child holds a copy of the descriptor and may close its own.
@@ -58,17 +59,20 @@ def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
         writable: Whether this process may write into it.
 
     Raises:
-        WorkerDiedError: The process that made it has ended, or is not visible from here.
+        WorkerDiedError: The process that made it has ended or has given it back, or is not visible from here.
     """
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
     try:
         fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR if writable else os.O_RDONLY)
         try:
+            # Its number may by now belong to another file, or its process to another program.
+            if os.fstat(fd).st_ino != handle.inode:
+                raise ValueError("it was given back")
             return mmap.mmap(fd, handle.nbytes, access=access)
         finally:
             os.close(fd)
     except (OSError, ValueError) as error:
         raise WorkerDiedError(
             f"the shared memory of process {handle.pid} cannot be opened from process {os.getpid()} ({error}): "
-            "it has ended, or /proc is hidden here. In the second case set worker_kind=thread"
+            "that process has ended or /proc is hidden here. In the second case set worker_kind=thread"
         ) from error

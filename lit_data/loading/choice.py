@@ -63,9 +63,12 @@ def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, worl
     """
     if options.worker_kind == "inline" or options.num_workers == 0:
         return Choice(kind="inline", workers=0, reason="as configured")
-    if options.worker_kind != "auto" and options.num_workers != "auto":
-        return Choice(kind=options.worker_kind, workers=options.num_workers, reason="as configured")
-    choice = _choose(rows, layout, options, world_size)
+    by_size = len(rows) // (4 * options.micro_batch_size)
+    if options.worker_kind != "auto":
+        fitting = min(by_size, _count_fitting(options.worker_kind, count_local_ranks(world_size)))
+        workers = max(1, fitting) if options.num_workers == "auto" else options.num_workers
+        return Choice(kind=options.worker_kind, workers=workers, reason="as configured")
+    choice = _choose(rows, layout, options, by_size, world_size)
     log.info("loader: %s, %d workers: %s", choice.kind, choice.workers, choice.reason)
     return choice
 
@@ -80,9 +83,8 @@ def open_workers(rows: RowWriter, layout: Layout, choice: Choice, options: Loade
     return InlineWorkers(rows)
 
 
-def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size: int) -> Choice:
+def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, by_size: int, world_size: int) -> Choice:
     samples, micro = len(rows), options.micro_batch_size
-    by_size = samples // (4 * micro)
     if options.num_workers == "auto" and by_size == 0:
         return Choice(
             kind="inline", workers=0, reason=f"{samples} samples are fewer than four micro-batches of {micro}"
@@ -90,11 +92,9 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
     inline_s, gain = _measure(rows, layout, min(micro, samples), threads=not isinstance(rows, SampleWriter))
     measured: dict[str, Any] = {"inline_us_per_sample": inline_s * 1e6, "thread_gain": gain}
     epoch_s = inline_s * samples / world_size
-    if options.num_workers == "auto" and options.worker_kind == "auto" and epoch_s < _SMALL_S:
+    if options.num_workers == "auto" and epoch_s < _SMALL_S:
         return Choice(kind="inline", workers=0, reason=f"a whole epoch takes {epoch_s:.3f} s", **measured)
-    kind: WorkerKind = options.worker_kind
-    if kind == "auto":
-        kind = "thread" if (gain or 0) >= _THREADS_GAIN else "process"
+    kind: WorkerKind = "thread" if (gain or 0) >= _THREADS_GAIN else "process"
     wanted = options.num_workers
     workers = min(by_size, _count_fitting(kind, count_local_ranks(world_size))) if wanted == "auto" else wanted
     return Choice(kind=kind, workers=max(1, workers), reason=_explain(inline_s, gain), **measured)

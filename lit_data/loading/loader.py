@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
@@ -17,6 +18,7 @@ from lit_data.loading.samples import MapStyle, SampleWriter
 from lit_data.loading.staging import Slot, Staging, check_room
 from lit_data.loading.state import LoaderState
 from lit_data.loading.tasks import Failure, write
+from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Workers
 from lit_data.types import RowWriter
 
@@ -41,6 +43,8 @@ class MicroBatchLoader:
         epoch: Whose order and random numbers the next iteration uses.
         count_trained: Gives (epoch, batches trained in it) if somebody knows, such as a Trainer; otherwise every batch
             handed out counts as trained.
+        device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`); none leaves that to
+            the consumer.
 
     Raises:
         ConfigError: The dataset cannot be read by index, is smaller than the number of ranks, or its samples cannot
@@ -67,6 +71,7 @@ class MicroBatchLoader:
         # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch.
         self.sampler = self if shuffle else None
         self.batch_sampler = None  # Lightning reads it wherever there is a sampler
+        self.device: torch.device | None = None
         self._resumed: LoaderState | None = None
         self._progress: Progress | None = None
         self._assembly: Assembly | None = None
@@ -109,6 +114,10 @@ class MicroBatchLoader:
         return True
 
     def __iter__(self) -> Iterator[Any]:
+        batches = self._batches()
+        return SideStream(self.device).ahead(batches) if self.device is not None else batches
+
+    def _batches(self) -> Iterator[Any]:
         progress = self._start(self.epoch)
         if progress.batches and not self.order.steps(progress.position, self.batch_size):
             progress = Progress(self.epoch + 1)  # the interrupted epoch was complete

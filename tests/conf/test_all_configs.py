@@ -18,7 +18,8 @@ from lit_data.commands.locate import resolve_target
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
-OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in ("experiment", "hydra")]
+OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in ("benchmark", "experiment", "hydra")]
+BENCHMARKS = sorted(path.stem for path in (CONF / "benchmark").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 NEEDS_CUDA = [Path("trainer/gpu")]
 
@@ -74,9 +75,10 @@ def _real_data(experiment: str, folder: Path) -> list[str]:
 
 def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
-    known |= {path for path in FILES if path.parts[0] in ("experiment", "hydra")}
+    known |= {path for path in FILES if path.parts[0] in ("benchmark", "experiment", "hydra")}
     assert set(FILES) == known
-    assert len(FILES) == 30
+    assert len(FILES) == 33
+    assert BENCHMARKS == ["collate", "headroom", "loaders"]
     assert EXPERIMENTS == ["phantom", "steel", "stripe"]
 
 
@@ -114,6 +116,17 @@ def test_every_option_runs(option: Path, run: Run, tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_the_gpu_option_runs(run: Run) -> None:
     assert run("fit", *TOY, "trainer=gpu")["samples_sha256"]
+
+
+@pytest.mark.parametrize("option", BENCHMARKS)
+def test_every_benchmark_runs(option: str, run: Run) -> None:
+    sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]
+    times = ["benchmark.repeats=1", "benchmark.samples_per_row=4", "benchmark.warmup_batches=1"]
+    words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
+    summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *TOY, *sizes, *times, *words)
+    assert summary["benchmark/batch_size"] == 4
+    measured = "headroom_samples_per_s" if option == "headroom" else "best_samples_per_s"
+    assert summary[f"benchmark/{measured}"] > 0
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

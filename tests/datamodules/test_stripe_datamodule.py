@@ -97,7 +97,7 @@ def test_samples_do_not_depend_on_the_loader(make: Make, loader: dict[str, int])
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("options", [{"loader": {"batch_size": 7}}, {"cache": "lru"}, {"cache": "none"}])
+@pytest.mark.parametrize("options", [{"loader": {"batch_size": 7}}, *({"cache": c} for c in ("device", "lru", "none"))])
 def test_samples_do_not_depend_on_batch_size_or_cache(make: Make, options: dict[str, Any]) -> None:
     augment = StripeAugment()
     assert _digest(_batches(make(augment=augment), "train")) == _digest(
@@ -123,21 +123,48 @@ def test_splits_share_no_image(make: Make) -> None:
     assert set().union(*seen.values()) == set(range(10))
 
 
-def test_real_masks_replace_synthesis_in_their_split(make: Make, tmp_path: Path) -> None:
-    root = write_images(tmp_path / "images")
-    names = [path.stem for path in sorted(root.glob("*.png"))]
-    lists = {"train": names[:6], "val": names[6:8], "test": names[8:]}
+def _write_masked_images(folder: Path) -> tuple[Path, dict[str, list[str]]]:
+    """Images in lists for each split; those of the test split have masks, 1 in their first 16 rows."""
+    root = write_images(folder)
+    names = [path.name for path in sorted(root.glob("*.png"))]
+    splits = {"train": names[:6], "val": names[6:8], "test": names[8:]}
     (root / "masks").mkdir()
-    for name in lists["test"]:
+    for name in splits["test"]:
         mask = np.zeros((80, 70), np.uint8)
         mask[:16] = 255
-        cv2.imwrite(str(root / "masks" / f"{name}.png"), mask)
-    splits = {split: [f"{name}.png" for name in part] for split, part in lists.items()}
+        cv2.imwrite(str(root / "masks" / name), mask)
+    return root, splits
+
+
+def test_real_masks_replace_synthesis_in_their_split(make: Make, tmp_path: Path) -> None:
+    root, splits = _write_masked_images(tmp_path / "images")
     datamodule = make(root, masks="masks", splits=splits)
     for batch in _batches(datamodule, "test"):
         expected = (batch["position"][:, :1] + torch.arange(32) < 16).float()
         assert torch.equal(batch["mask"][:, 0], expected[:, :, None].expand(-1, -1, 32))
     assert len(datamodule.bank) == 10
+
+
+@pytest.mark.parametrize("edges", ["cover", "drop", "pad"])
+@pytest.mark.parametrize("layout", ["channels", "single"])
+def test_patches_cut_on_the_device_are_the_same(make: Make, tmp_path: Path, edges: str, layout: str) -> None:
+    root, splits = _write_masked_images(tmp_path / "images")
+    for path in root.glob("*.png"):
+        if layout == "single":
+            cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
+    options = {"masks": "masks", "splits": splits, "edges": edges, "layout": layout, "augment": StripeAugment()}
+    stored, device = (make(root, cache=cache, **options) for cache in ("store", "device"))
+    stages: tuple[Stage, ...] = ("train", "val", "test", "predict")
+    for stage in stages:
+        for one, other in zip(_batches(stored, stage), _batches(device, stage), strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[key], other[key]) for key in one)
+        one, other = (m.plan_batch(next(iter(m.make_loader(stage))), stage) for m in (stored, device))
+        assert not {"image", "mask"} & other.keys()
+        assert device.describe_plan(other, [0, 1]) == stored.describe_plan(one, [0, 1])
+        marks, expected = device.mark_distractors(other, stage), stored.mark_distractors(one, stage)
+        assert (marks is None) == (expected is None) == (stage in ("test", "predict"))
+        assert marks is None or torch.equal(marks, expected)
 
 
 def test_images_without_mask_and_masks_without_image_are_listed(make: Make, tmp_path: Path) -> None:
@@ -246,9 +273,9 @@ def test_callbacks_report_what_was_trained(make: Make) -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             return
 
-    def train(seed: int, **loader: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def train(seed: int, cache: str = "store", **loader: int) -> tuple[dict[str, Any], dict[str, Any]]:
         digest, wait = SampleDigest(), DataWaitMonitor()
-        datamodule = make(augment=StripeAugment(), loader={"seed": seed, **loader})
+        datamodule = make(augment=StripeAugment(), cache=cache, loader={"seed": seed, **loader})
         _trainer(callbacks=[digest, wait], max_epochs=2).fit(Model(), datamodule=datamodule)
         return dict(digest.summary()), wait.summary()
 
@@ -256,12 +283,13 @@ def test_callbacks_report_what_was_trained(make: Make) -> None:
     samples = len(make().dataset("train"))
     assert first["train/samples_hashed"] == 2 * samples
     assert first == train(0, num_workers=2, micro_batch_size=3)[0] == train(0, batch_size=5)[0]
+    assert first == train(0, cache="device")[0]
     assert first["samples_sha256"] != train(1)[0]["samples_sha256"]
     assert 0 < wait["data_wait_fraction"] < 1
     assert wait["samples_per_s"] > 0
 
 
-@pytest.mark.parametrize("cache", ["store", "lru", "none"])
+@pytest.mark.parametrize("cache", ["store", "device", "lru", "none"])
 def test_bad_files_are_left_out_in_every_cache_mode(make: Make, tmp_path: Path, cache: str) -> None:
     root = write_images(tmp_path / "images")
     (root / "04.png").write_text("no image")
@@ -294,7 +322,7 @@ def test_no_trainer_means_transform(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": "ram"}, "cache='ram' is unknown: choose one of store, lru, none"),
+        ({"cache": "ram"}, "cache='ram' is unknown: choose one of store, device, lru, none"),
         ({"on_bad": "ignore"}, "on_bad='ignore' is unknown: choose one of error, skip"),
         ({"channels": (0, 1)}, r"channels=\[0, 1\] must name three"),
         ({"layout": "triple"}, "layout='triple' is unknown"),

@@ -1,4 +1,10 @@
+import hashlib
+import os
 import pickle
+import subprocess
+import sys
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,8 +13,14 @@ from numpy.typing import NDArray
 
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes import cut_patch
-from lit_data.errors import DataError
+from lit_data.errors import DataError, StoreCorruptError
 from lit_data.grid import Edges, PatchGrid
+from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, ImageSource, shared_arrays
+from lit_data.io import files as files_module
+from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME, StoreHeader
+from lit_data.io.store_index import IMAGE_RECORD
+from lit_data.io.store_sources import SourceTable, join_paths
+from lit_data.io.survey import Survey
 from lit_data.types import Array, RowWriter
 
 SIZES = [(20, 30), (16, 16), (33, 17), (25, 40)]
@@ -112,6 +124,129 @@ def test_the_store_stays_as_it_is() -> None:
     cut_patch(image, 1, 1, patch)
     patch += 5
     assert not image.any()
+
+
+def test_a_sample_is_named_by_file_and_place() -> None:
+    dataset = _dataset(images=[1, 3])
+    image, y, x = dataset.grid[int(dataset[4]["index"])]
+    assert (image, y, x) == (3, 9, 0)
+    assert dataset.describe_sample(4) == "image-3, patch at (y 9, x 0) px"
+
+
+def _write_images(folder: Path, channels: int, count: int) -> list[ImageSource]:
+    folder.mkdir()
+    rng = np.random.default_rng(channels)
+    for number in range(count):
+        np.save(folder / f"{number}.npy", rng.integers(0, 2, (channels, 16 + number, 20), dtype=np.uint8))
+    return [ImageSource((str(folder / f"{number}.npy"),)) for number in range(count)]
+
+
+def _open(sources: list[ImageSource], folder: Path, kind: str) -> ImageBank:
+    if kind == "store":
+        return DecodedStore.build(sources, folder, decoder=ImageDecoder())
+    return DecodedFiles(sources, ImageDecoder(), cache_bytes=2**20 if kind == "lru" else 0)
+
+
+def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
+    images, masks = (_open(_write_images(tmp_path / str(n), n, 3), tmp_path / "cache", "store") for n in (3, 1))
+    dataset = StripeDataset(images, PatchGrid(images.heights_px, images.widths_px, 16, 16), masks=masks)
+    dataset.check_sources()
+    for bank in (masks, images):
+        assert isinstance(bank, DecodedStore)
+        os.truncate(bank.path / PIXELS_NAME, 5)
+        with pytest.raises(StoreCorruptError, match=f"{bank.path}/{PIXELS_NAME}: expected .* bytes, found 5"):
+            dataset.check_sources()
+    _dataset().check_sources()
+
+
+READ_IN_A_CHILD = """
+import hashlib, pickle, sys
+import numpy as np
+dataset = pickle.load(sys.stdin.buffer)
+rows = {name: np.zeros((len(dataset), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+dataset.write_into(rows, np.arange(len(dataset)), dataset.epoch)
+print(hashlib.sha256(b"".join(rows[name].tobytes() for name in sorted(rows))).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("kind", ["store", "lru", "none"])
+@pytest.mark.parametrize("inline_bytes", [0, 2**14])
+def test_a_child_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, inline_bytes: int) -> None:
+    monkeypatch.setattr(shared_arrays, "INLINE_BYTES", inline_bytes)
+    images, masks = (_open(_write_images(tmp_path / str(n), n, 4), tmp_path / "cache", kind) for n in (3, 1))
+    dataset = StripeDataset(images, PatchGrid(images.heights_px, images.widths_px, 16, 3), masks=masks)
+    dataset.set_epoch(5)
+    rows = {name: np.zeros((len(dataset), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    dataset.write_into(rows, np.arange(len(dataset)), 5)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_IN_A_CHILD],
+        input=pickle.dumps(dataset),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    expected = hashlib.sha256(b"".join(rows[name].tobytes() for name in sorted(rows))).hexdigest()
+    assert done.stdout.decode().strip() == expected
+
+
+COUNT = 500_000
+
+
+def _fake_store(folder: Path, table: SourceTable) -> DecodedStore:
+    images = np.zeros(COUNT, IMAGE_RECORD)
+    images["offset"] = images["first_source"] = np.arange(COUNT)
+    images["channels"] = images["height_px"] = images["width_px"] = 1
+    index = images.tobytes() + table.files.tobytes() + table.names.tobytes()
+    header = StoreHeader(
+        key="k",
+        dtype="uint8",
+        channels=1,
+        images=COUNT,
+        sources=COUNT,
+        pixels_bytes=COUNT,
+        names_bytes=table.names.nbytes,
+        index_crc32=zlib.crc32(index),
+        decoder="fake",
+        on_bad="error",
+        notes={},
+        skipped=(),
+    )
+    for name, content in ((HEADER_NAME, header.encode()), (INDEX_NAME, index), (PIXELS_NAME, bytes(COUNT))):
+        (folder / name).write_bytes(content)
+    return DecodedStore.open(folder)
+
+
+def _fake_files(monkeypatch: pytest.MonkeyPatch, table: SourceTable) -> DecodedFiles:
+    ones = np.ones(COUNT, np.int64)
+    survey = Survey(np.arange(COUNT), ones, ones.copy(), 1, "uint8", (("bad.png", "is bad"),) * 50_000)
+    monkeypatch.setattr(files_module, "survey_sources", lambda *_, **__: survey)
+    monkeypatch.setattr(files_module, "join_paths", lambda _: table)
+    return DecodedFiles([ImageSource(("x.png",))] * COUNT, ImageDecoder(), cache_bytes=0)
+
+
+@pytest.mark.parametrize("kind", ["store", "files"])
+def test_half_a_million_images_have_a_small_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    table = join_paths((f"folder/{number:06}.png",) for number in range(COUNT))
+    bank = _fake_store(tmp_path, table) if kind == "store" else _fake_files(monkeypatch, table)
+    dataset = StripeDataset(bank, PatchGrid(bank.heights_px, bank.widths_px, 1, 1), masks=bank)
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 4096
+    found = pickle.loads(pickled)
+    assert found.describe_sample(COUNT - 1) == "folder/499999.png, patch at (y 0, x 0) px"
+    copied = [
+        f"{type(owner).__name__}.{name}"
+        for owner in (found, found.grid, *([found.bank] if kind == "files" else []))
+        for name, value in vars(owner).items()
+        if isinstance(value, np.ndarray) and (value.flags.owndata or value.flags.writeable)
+    ]
+    assert copied == []
+
+
+@pytest.mark.parametrize("count", [10, 200, 900, 2_000])
+def test_sets_of_any_size_have_a_small_pickle(count: int) -> None:
+    bank = _bank(sizes=[(16, 16)] * count)
+    dataset = StripeDataset(bank, PatchGrid(bank.heights_px, bank.widths_px, 16, 1))
+    assert len(pickle.dumps(dataset)) < 2**16
 
 
 def test_pickle_does_not_grow_with_patches() -> None:

@@ -1,0 +1,186 @@
+"""`SaveOnSignal`: Ctrl-C or SIGTERM ends training after the running step, with a checkpoint to go on from."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from typing_extensions import override
+
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+log = logging.getLogger(__name__)
+
+
+class SaveOnSignal(L.Callback):
+    """Finishes the running step once this process or another rank is told to stop, saves, and ends the run.
+
+    The ranks agree on it after each optimizer step, whichever of them got the signal. A validation under way is
+    finished, because Lightning would not repeat it when the run goes on. Then ``trainer.fit`` raises ``SystemExit``
+    with the code 130 (Ctrl-C) or 143 (SIGTERM).
+
+    The checkpoint holds the whole state of the Trainer and is complete or not there. A second Ctrl-C stops at once and
+    saves nothing; further SIGTERMs change nothing, as launchers send several. A signal that was ignored before stays
+    ignored, and an earlier handler of SIGTERM is called as well.
+
+    Args:
+        path: The checkpoint to write, on a local or mounted disk; its folder is made where it does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._before: dict[int, _Handler] = {}
+        self._replaced: dict[int, _Handler] = {}
+        self._received = 0
+        self._agreed = 0
+        self._training = False
+        self._in_step = False
+
+    @override
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._received = self._agreed = 0
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._training = True
+        if trainer.received_sigterm:
+            self._received = signal.SIGTERM
+        # Lightning's own handler is replaced: it waits for the other ranks wherever the signal strikes.
+        if threading.current_thread() is threading.main_thread():
+            heeded = [number for number, handler in self._before.items() if handler != signal.SIG_IGN]
+            self._replaced = {number: signal.signal(number, self._note) for number in heeded}
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._in_step = True
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        self._in_step = False
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch:
+            self._stop_if_agreed(trainer)
+
+    @override
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._agreed:
+            _set_stop(trainer, False)
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._training and self._received and not self._agreed and trainer.world_size == 1:
+            self._agreed = self._received
+            self._save(trainer)  # who sent the signal may not wait for the end of the validation
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._training:
+            self._stop_if_agreed(trainer)
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restore_handlers()
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        stopped = isinstance(exception, SIGTERMException)
+        try:
+            # Loader processes that share our terminal may die of the same signal while we wait for their batch.
+            starved = isinstance(exception, Exception) and trainer.world_size == 1 and not self._in_step
+            if (stopped and self._agreed) or (starved and self._received):
+                self._save_and_tell(trainer)
+        finally:
+            if stopped:
+                exception.code = 128 + (self._agreed or signal.SIGTERM)  # type: ignore[attr-defined]
+            self._restore_handlers()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._received:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self._received = number
+        again = "; Ctrl-C once more stops at once" if number == signal.SIGINT else ""
+        log.warning("%s: finishing the step, then saving%s", signal.Signals(number).name, again)
+        before = self._before[number]
+        if number == signal.SIGTERM and callable(before):
+            before(number, frame)
+
+    def _restore_handlers(self) -> None:
+        self._training = False
+        for number, handler in self._replaced.items():
+            if signal.getsignal(number) == self._note:  # Lightning may have put another there
+                signal.signal(number, handler)
+        self._replaced = {}
+
+    def _stop_if_agreed(self, trainer: L.Trainer) -> None:
+        self._agreed = self._agreed or self._received
+        if trainer.world_size > 1:
+            mine = torch.tensor(self._agreed, device=trainer.strategy.root_device)
+            self._agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
+        if self._agreed:
+            _set_stop(trainer, True)
+
+    def _save_and_tell(self, trainer: L.Trainer) -> None:
+        problem = self._save(trainer)
+        if not trainer.is_global_zero:
+            return
+        name = signal.Signals(self._agreed or self._received).name
+        if problem:
+            log.error("%s: stopped after step %d; %s", name, trainer.global_step, problem)
+        else:
+            log.warning("%s: stopped after step %d; go on with ckpt=%s", name, trainer.global_step, self.path)
+
+    def _save(self, trainer: L.Trainer) -> str:
+        """Write the checkpoint from all ranks; says what went wrong."""
+        part = self.path.with_name(f".{self.path.name}.part")
+        try:
+            _save_on_all_ranks(trainer, part)
+            if trainer.is_global_zero:
+                _publish(part, self.path)
+        except (Exception, KeyboardInterrupt) as error:
+            return f"{self.path} could not be written: {str(error) or type(error).__name__}"
+        finally:
+            if trainer.is_global_zero and part.is_file():
+                part.unlink()
+        return ""
+
+
+def _set_stop(trainer: L.Trainer, stop: bool) -> None:
+    """Let Lightning raise its SIGTERMException after all that belongs to this step, or not; it has no public switch."""
+    trainer._signal_connector.received_sigterm = stop
+
+
+def _save_on_all_ranks(trainer: L.Trainer, path: Path) -> None:
+    try:
+        trainer.save_checkpoint(path, weights_only=False)
+    except Exception:
+        trainer.strategy.barrier()  # the other ranks wait at the end of save_checkpoint
+        raise
+
+
+def _publish(part: Path, path: Path) -> None:
+    """Give a written file its name. Lightning writes nothing and says nothing where the folder is read-only."""
+    if not part.exists() or (part.is_file() and part.stat().st_size == 0):
+        raise OSError(f"nothing arrived in {path.parent}; check its permissions and the disk")
+    part.replace(path)

@@ -1,0 +1,159 @@
+"""Mode ``loaders``: every way to load one experiment's training samples."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from lit_data.commands.benchmarks.feeds import Lane
+from lit_data.commands.benchmarks.measure import Limits, Result, measure_rows
+from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.recommend import apply, recommend
+from lit_data.commands.benchmarks.rows import METHODS, list_rows
+from lit_data.commands.benchmarks.table import collect_metrics, draw_bars, print_table, tabulate, write_csv
+from lit_data.commands.session import build_datamodule
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading.machine import count_cores
+
+log = logging.getLogger(__name__)
+_COPY_BYTES: Final = 2**29
+
+
+def run_loaders(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+    """Compare the loaders and recommend a setting; see `lit_data.commands.benchmark.run`."""
+    methods = [*options.methods] if options.defects else ["copy", *options.methods]
+    lanes = build_lanes(cfg, methods, defects=options.defects)
+    what = "with defects" if options.defects else "as stored"
+    lines, metrics = compete(cfg, options, device, lanes, f"{cfg.name}: training samples {what}")
+    recommendation = recommend(lines, options.batch_sizes[0])
+    if recommendation is None:
+        return metrics
+    log.info("%s", recommendation.sentence)
+    if options.apply:
+        folder = Path(options.apply_folder)
+        path = apply(recommendation, folder, options.apply)
+        log.info("written to %s; use it with: fit --config-dir %s +tuned=%s", path, folder, options.apply)
+    return metrics | recommendation.metrics()
+
+
+def compete(
+    cfg: DictConfig, options: BenchmarkOptions, device: torch.device, lanes: Mapping[str, Lane | str], title: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Measure the rows of some methods and write what came out.
+
+    Args:
+        cfg: The configuration: the run folder, the seed.
+        options: Sizes and repeats.
+        device: Where batches go.
+        lanes: For each method where its samples come from, or why it cannot be measured.
+        title: Of the table and the picture.
+
+    Returns:
+        The lines of the table, and metrics.
+    """
+    rows = list_rows(
+        list(lanes),
+        workers=options.workers or [count_cores()],
+        micro_batch_sizes=options.micro_batch_sizes,
+        batch_sizes=options.batch_sizes,
+    )
+    limits = Limits(
+        seconds=options.seconds_per_row, samples=options.samples_per_row, warmup_batches=options.warmup_batches
+    )
+    results: list[Result] = measure_rows(
+        rows, lanes, repeats=options.repeats, limits=limits, device=device, seed=cfg.seed
+    )
+    lines, folder = tabulate(results), Path(cfg.paths.run)
+    write_csv(lines, folder / "benchmark.csv")
+    draw_bars(lines, folder / "benchmark.png", title)
+    print_table(lines, title)
+    log.info("table: %s, picture: %s", folder / "benchmark.csv", folder / "benchmark.png")
+    return lines, collect_metrics(lines, options.batch_sizes[0])
+
+
+def build_lanes(cfg: DictConfig, methods: list[str], *, defects: bool) -> dict[str, Lane | str]:
+    """Where the samples of each method come from.
+
+    Augmentation is left out: it is the same work for every loader, and a GPU does it.
+
+    Args:
+        cfg: The configuration.
+        methods: Which methods.
+        defects: Whether batches are finished, or stay as stored.
+
+    Raises:
+        ConfigError: The train split is empty.
+    """
+    datamodule = _open_datamodule(cfg, cache=None)
+    if not len(datamodule.dataset("train")):
+        raise ConfigError("the train split holds no images to measure with: check data.splits")
+    lanes: dict[str, Lane | str] = {}
+    baselines = datamodule.baseline_datasets("train", finished=defects)
+    for method in sorted(methods, key=METHODS.index):
+        if method == "device":
+            lanes[method] = _open_device_lane(cfg, defects=defects)
+        elif method == "copy":
+            lanes[method] = Lane(dataset=_gather_samples(datamodule.dataset("train")))
+        elif method not in ("original", "improved"):
+            lanes[method] = _make_lane(datamodule, finished=defects)
+        elif method in baselines:
+            lanes[method] = _make_baseline_lane(baselines[method])
+        else:
+            lanes[method] = f"{type(datamodule).__name__} has no such baseline"
+    return lanes
+
+
+def _make_baseline_lane(dataset: Any) -> Lane:  # noqa: ANN401 - a dataset, perhaps one that can be warmed up
+    warm_up = getattr(dataset, "warm_up", None)
+    if warm_up is not None:
+        warm_up()
+    return Lane(dataset=dataset, forked=warm_up is not None)
+
+
+def _open_device_lane(cfg: DictConfig, *, defects: bool) -> Lane | str:
+    if not defects:
+        return "patches are cut when a batch is finished; measure it with benchmark.defects=true"
+    if "cache" not in cfg.data:
+        return "the datamodule has no option cache"
+    try:
+        datamodule = _open_datamodule(cfg, cache="device")
+    except ConfigError as error:
+        return str(error)
+    return _make_lane(datamodule, finished=True)
+
+
+def _open_datamodule(cfg: DictConfig, *, cache: str | None) -> BaseDataModule:
+    """The experiment's datamodule without augmentation; one that reads on the host if no cache is asked for."""
+    changed = cfg.copy()
+    if "augment" in cfg.data:
+        changed.data.augment = None
+    if cache or cfg.data.get("cache") == "device":
+        changed.data.cache = cache or "store"
+    datamodule = build_datamodule(changed)
+    datamodule.setup("fit")
+    return datamodule
+
+
+def _make_lane(datamodule: BaseDataModule, *, finished: bool) -> Lane:
+    """The decoded samples, and the datamodule's own hooks after the loader."""
+    dataset = datamodule.dataset("train")
+    if not finished:
+        return Lane(dataset=dataset, options=datamodule.loader)
+    return Lane(
+        dataset=dataset,
+        options=datamodule.loader,
+        plan=lambda batch: datamodule.plan_batch(batch, "train"),
+        finish=lambda batch: datamodule.finish_batch(batch, "train"),
+    )
+
+
+def _gather_samples(dataset: Any) -> Tensor:  # noqa: ANN401 - map-style
+    """The images of a set, as many as fit into 512 MiB: [N, C, H, W]."""
+    first = dataset[0]["image"]
+    count = max(1, min(len(dataset), _COPY_BYTES // max(first.nbytes, 1)))
+    return torch.stack([dataset[number]["image"] for number in range(count)])

@@ -1,0 +1,143 @@
+"""Mode ``headroom``: how fast training would be if batches cost nothing."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from omegaconf import DictConfig
+from typing_extensions import override
+
+from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.session import build_datamodule, build_model, build_trainer
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.batch_format import format_batch
+from lit_data.types import count_samples
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
+    """Train with the loader and with replayed batches, in turn; see `lit_data.commands.benchmark.run`."""
+    datamodule = build_datamodule(cfg)
+    datamodule.setup("fit")
+    batches: list[Any] = []
+    speeds: dict[str, list[float]] = {"fit": [], "headroom": []}
+    for _ in range(options.repeats):
+        speeds["fit"].append(_train(cfg, options, datamodule=datamodule))
+        batches = batches or cache_batches(datamodule, options.cached_batches, _choose_device(cfg))
+        replay = ReplayLoader(batches, options.steps + options.warmup_batches)
+        speeds["headroom"].append(_train(cfg, options, train_dataloaders=replay, val_dataloaders=[]))
+    real, free = median(speeds["fit"]), median(speeds["headroom"])
+    log.info(
+        "Training reaches %.0f samples/s; with batches that cost nothing it would reach %.0f: %.1f %% of that.",
+        *(real, free, 100 * real / free),
+    )
+    return {
+        "benchmark/batch_size": datamodule.loader.batch_size,
+        "benchmark/fit_samples_per_s": real,
+        "benchmark/headroom_samples_per_s": free,
+        "benchmark/fit_share_of_headroom": real / free,
+    }
+
+
+class ReplayLoader(Generic[T]):
+    """The same few batches over and over.
+
+    Args:
+        batches: What to repeat.
+        length: Batches in all.
+    """
+
+    def __init__(self, batches: Sequence[T], length: int) -> None:
+        self.batches, self.length = batches, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[T]:
+        return (self.batches[number % len(self.batches)] for number in range(self.length))
+
+
+class StepClock(L.Callback):
+    """Samples trained per second, after some steps of warm-up.
+
+    Args:
+        warmup_steps: Steps that are not counted.
+    """
+
+    def __init__(self, warmup_steps: int) -> None:
+        self.warmup_steps = warmup_steps
+        self.samples, self._began_s, self._ended_s = 0, 0.0, 0.0
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step <= self.warmup_steps:
+            self._began_s = _read_clock(pl_module.device)
+            return
+        self.samples += count_samples(batch)
+        if step >= trainer.max_steps:
+            self._ended_s = _read_clock(pl_module.device)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Speed of the counted steps."""
+        return self.samples / (self._ended_s - self._began_s)
+
+
+@torch.no_grad()
+def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) -> list[Any]:
+    """The first training batches as the model sees them, on the device.
+
+    Args:
+        datamodule: An opened datamodule.
+        count: How many, at most.
+        device: Where the model is.
+    """
+    loader, batches = datamodule.make_loader("train"), list[Any]()
+    for batch in loader:
+        planned = {key: value.to(device) for key, value in datamodule.plan_batch(batch, "train").items()}
+        finished = datamodule.finish_batch(planned, "train")
+        # A loader may use the memory of a batch again.
+        finished = {key: value.clone() for key, value in finished.items()}
+        batches.append(format_batch(finished, datamodule.batch_format, datamodule.channel_names))
+        if len(batches) == count:
+            break
+    return batches
+
+
+def _train(cfg: DictConfig, options: BenchmarkOptions, **source: Any) -> float:  # noqa: ANN401 - fit's own arguments
+    clock = StepClock(options.warmup_batches)
+    trainer = build_trainer(
+        cfg,
+        callbacks=[clock],
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        max_epochs=-1,
+        max_steps=options.steps + options.warmup_batches,
+    )
+    trainer.fit(build_model(cfg), **source)
+    return clock.samples_per_s
+
+
+def _choose_device(cfg: DictConfig) -> torch.device:
+    """The device that the configured Trainer trains on."""
+    trainer = build_trainer(cfg, callbacks=[], logger=False, enable_checkpointing=False)
+    return trainer.strategy.root_device
+
+
+def _read_clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

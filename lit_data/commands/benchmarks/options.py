@@ -1,0 +1,121 @@
+"""What `conf/benchmark.yaml` can say."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from lit_data.commands.benchmarks.rows import METHODS
+from lit_data.commands.suggest import did_you_mean, nearest
+from lit_data.errors import ConfigError
+
+MODES: Final = ("loaders", "collate", "headroom")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkOptions:
+    """Options of the command, validated at birth.
+
+    Args:
+        mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
+            in memory, `headroom` training with and without the work of loading.
+        methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
+        workers: Numbers of workers to try; None for one number, that of the cores.
+        micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
+        batch_sizes: Sizes to try; the first is the one that is recommended for.
+        repeats: How often each row is measured, in turn with the others.
+        seconds_per_row: Time of one measurement, without start and warm-up.
+        samples_per_row: A measurement ends after this many samples too, or at the end of its time only.
+        warmup_batches: Batches before each measurement, beside the first; their transfer is timed.
+        defects: Draw the experiment's defects; otherwise batches stay as stored and a bare copy is measured too.
+        device: Where batches go: `auto`, or a device of torch.
+        apply: Name under which the recommended setting is written, or None.
+        apply_folder: Configuration folder that it is written to.
+        sample_shape: Mode `collate`: shape of a uint8 sample.
+        samples_in_memory: Mode `collate`: size of the set.
+        steps: Mode `headroom`: training steps of each run.
+        cached_batches: Mode `headroom`: batches that are replayed.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    mode: str
+    methods: Sequence[str]
+    workers: Sequence[int] | None
+    micro_batch_sizes: Sequence[int]
+    batch_sizes: Sequence[int]
+    repeats: int
+    seconds_per_row: float
+    samples_per_row: int | None
+    warmup_batches: int
+    defects: bool
+    device: str
+    apply: str | None
+    apply_folder: str
+    sample_shape: Sequence[int]
+    samples_in_memory: int
+    steps: int
+    cached_batches: int
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        if self.mode not in MODES:
+            raise ConfigError(f"benchmark.mode={self.mode!r} is unknown: choose one of {', '.join(MODES)}")
+        unknown = [method for method in self.methods if method not in METHODS]
+        if unknown or not self.methods:
+            raise ConfigError(f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}")
+        for name in ("micro_batch_sizes", "batch_sizes", "sample_shape"):
+            _check_counts(name, getattr(self, name), 1)
+        if self.workers is not None:
+            _check_counts("workers", self.workers, 0)
+        for name in ("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"):
+            _check_counts(name, getattr(self, name), 1)
+        if self.samples_per_row is not None:
+            _check_counts("samples_per_row", self.samples_per_row, 1)
+        if not self.seconds_per_row > 0:
+            raise ConfigError(f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0")
+        if self.apply is not None and (self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)):
+            raise ConfigError(
+                f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "
+                "only one that recommends a setting"
+            )
+
+    def choose_device(self) -> torch.device:
+        """The device that batches go to.
+
+        Raises:
+            ConfigError: There is no such device here.
+        """
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            return torch.empty(1, device=self.device).device
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"benchmark.device={self.device!r} cannot be used ({reason}): choose auto or cpu"
+            ) from error
+
+
+def read_options(node: DictConfig) -> BenchmarkOptions:
+    """The options of the node `benchmark` of a configuration.
+
+    Raises:
+        ConfigError: A value is out of its range, or a key is unknown.
+    """
+    given: dict[str, Any] = {str(key): value for key, value in OmegaConf.to_object(node).items()}  # type: ignore[union-attr]
+    known = [field.name for field in fields(BenchmarkOptions)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"unknown key 'benchmark.{name}'.{did_you_mean(nearest(name, known))}")
+    return BenchmarkOptions(**given)
+
+
+def _check_counts(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - a user's value
+    counts = [value] if isinstance(value, int | float | str) or value is None else list(value)
+    if not counts or not all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in counts):
+        raise ConfigError(f"benchmark.{name}={value!r} is not usable: only whole numbers of at least {least} are")

@@ -1,0 +1,94 @@
+"""Copies to a CUDA device on a stream of their own, one batch ahead of the step that uses it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One tensor of a batch and its copy."""
+
+    host: Tensor
+    device: Tensor
+
+
+class StagedBatch(dict[str, Any]):
+    """A batch on the host whose copy to the device is under way; hooks before the transfer see the host tensors.
+
+    Args:
+        batch: The batch.
+        copies: What is being copied, by key.
+        event: Recorded behind the copies.
+    """
+
+    def __init__(
+        self,
+        batch: Mapping[str, Any] | Iterable[Any] = (),
+        copies: Mapping[str, Copy] | None = None,
+        event: torch.cuda.Event | None = None,
+    ) -> None:
+        super().__init__(batch)
+        self.copies, self.event = dict(copies or {}), event
+
+    def extended(self, batch: Mapping[str, Any]) -> "StagedBatch":
+        """The same copies beside what a hook made of the batch."""
+        return StagedBatch(batch, self.copies, self.event)
+
+
+class SideStream:
+    """Copies batches to one CUDA device beside its computations.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, batch: Mapping[str, Tensor]) -> StagedBatch:
+        """Begin to copy a batch whose tensors are page-locked."""
+        with torch.cuda.stream(self._stream):
+            copies = {name: Copy(host, host.to(self.device, non_blocking=True)) for name, host in batch.items()}
+            return StagedBatch(batch, copies, self._stream.record_event())
+
+    def ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches, each copied while the one before it is in use; what is no dict of tensors is left alone."""
+        waiting: Any = None
+        for batch in batches:
+            staged = self.start(batch) if is_flat(batch) else batch
+            if waiting is not None:
+                yield waiting
+            waiting = staged
+        if waiting is not None:
+            yield waiting
+
+
+def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:
+    """The batch on its device, for use on the current stream: copies that were begun, and what hooks added since.
+
+    Args:
+        batch: A staged batch, perhaps extended.
+        device: Where it was copied to.
+    """
+    if batch.event is not None:
+        current: Any = torch.cuda.current_stream(device)
+        current.wait_event(batch.event)
+        for copy in batch.copies.values():
+            copy.device.record_stream(current)
+    return {name: _moved(batch.copies.get(name), value, device) for name, value in batch.items()}
+
+
+def is_flat(batch: object) -> bool:
+    """Whether a batch is a dict of tensors."""
+    return isinstance(batch, dict) and all(isinstance(value, Tensor) for value in batch.values())
+
+
+def _moved(copy: Copy | None, value: Any, device: torch.device) -> Any:  # noqa: ANN401 - a hook may add anything
+    if copy is not None and copy.host is value:
+        return copy.device
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

@@ -1,0 +1,341 @@
+"""What the table of `benchmark` is made of."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, MicroBatchSampler, make_torch_loader
+from lit_data.commands.benchmarks.headroom import StepClock
+from lit_data.commands.benchmarks.machine import describe_machine, print_machine
+from lit_data.commands.benchmarks.measure import Lap, Limits, Result, measure, measure_rows
+from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
+from lit_data.commands.benchmarks.recommend import Recommendation, apply, recommend
+from lit_data.commands.benchmarks.rows import Row, list_rows
+from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, find_best, print_table, tabulate, write_csv
+from lit_data.commands.compose import compose
+from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.types import Batch
+
+CPU = torch.device("cpu")
+ROW = Row("dataloader", 4, 0, 4)
+
+
+def _lap(samples_per_s: float, **columns: Any) -> Lap:
+    values = {field.name: 1.0 for field in fields(Lap)} | {"samples": 8, "samples_per_s": samples_per_s}
+    return Lap(**(values | columns))
+
+
+def _result(method: str, *speeds: float, workers: int = 2, batch_size: int = 16, micro: int = 8) -> Result:
+    return Result(Row(method, batch_size, workers, micro), [_lap(speed) for speed in speeds])
+
+
+# rows
+
+
+def test_rows_are_the_different_combinations_that_mean_something() -> None:
+    rows = list_rows(
+        ["device", "thread", "inline", "dataloader", "copy", "textbook"],
+        workers=[0, 2],
+        micro_batch_sizes=[8, 32],
+        batch_sizes=[4, 16],
+    )
+    assert rows == [
+        *(Row("copy", size, 2, size) for size in (4, 16)),
+        *(Row("dataloader", size, workers, size) for size in (4, 16) for workers in (0, 2)),
+        *(Row("textbook", 4, workers, 4) for workers in (0, 2)),
+        *(Row("textbook", 16, workers, micro) for workers in (0, 2) for micro in (8, 16)),
+        *(Row("inline", *sizes) for sizes in ((4, 0, 4), (16, 0, 8), (16, 0, 16))),
+        *(Row("thread", *sizes) for sizes in ((4, 2, 4), (16, 2, 8), (16, 2, 16))),
+        *(Row("device", size, 0, size) for size in (4, 16)),
+    ]
+
+
+# options
+
+
+def _options(**changes: Any) -> BenchmarkOptions:
+    cfg = compose("benchmark", ["paths.run=x"])
+    for key, value in changes.items():
+        cfg.benchmark[key] = value
+    return read_options(cfg.benchmark)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "fast"}, r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom$"),
+        (
+            {"methods": ["inline", "dali"]},
+            r"^benchmark\.methods=\['inline', 'dali'\] must name some of copy, original,",
+        ),
+        ({"methods": []}, r"^benchmark\.methods=\[\] must name some of copy, original,"),
+        ({"workers": [-1]}, r"^benchmark\.workers=\[-1\] is not usable: only whole numbers of at least 0 are$"),
+        ({"batch_sizes": [0]}, r"^benchmark\.batch_sizes=\[0\] is not usable: only whole numbers of at least 1 are$"),
+        ({"micro_batch_sizes": []}, r"^benchmark\.micro_batch_sizes=\[\] is not usable: "),
+        ({"repeats": 1.5}, r"^benchmark\.repeats=1\.5 is not usable: "),
+        ({"samples_per_row": 0}, r"^benchmark\.samples_per_row=0 is not usable: "),
+        ({"seconds_per_row": 0}, r"^benchmark\.seconds_per_row=0 must be greater than 0$"),
+        ({"apply": "../x"}, r"^benchmark\.apply='\.\./x' must be a name of letters, digits, - and _, in mode loaders"),
+        ({"apply": "x", "mode": "collate"}, r"^benchmark\.apply='x' must be a name .* in mode loaders"),
+    ],
+)
+def test_a_wrong_option_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _options(**changes)
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    cfg = compose("benchmark", ["paths.run=x", "+benchmark.repeat=2"])
+    with pytest.raises(ConfigError, match=r"^unknown key 'benchmark\.repeat'\. Did you mean 'repeats'\?$"):
+        read_options(cfg.benchmark)
+
+
+def test_the_device_must_exist() -> None:
+    assert _options(device="cpu").choose_device() == CPU
+    assert _options().choose_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match=r"^benchmark\.device='nonsense' cannot be used \(.*\): choose auto or cpu$"):
+        _options(device="nonsense").choose_device()
+
+
+# feeds
+
+
+class Squares(torch.utils.data.Dataset[Batch]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Batch:
+        return {"image": torch.full((2,), index**2), "index": torch.tensor(index)}
+
+
+def test_the_textbook_form_gives_the_batches_of_the_dataloader() -> None:
+    lane = Lane(dataset=Squares())
+    whole = list(make_torch_loader(Row("dataloader", 5, 0, 5), lane, seed=1))
+    joined = make_torch_loader(Row("textbook", 5, 0, 2), lane, seed=1)
+    assert isinstance(joined, JoinedBatches)
+    for expected, batch in zip(whole, joined, strict=True):
+        assert all(torch.equal(batch[key], expected[key]) for key in expected)
+
+
+def test_a_new_epoch_has_a_new_order_and_every_sample_once() -> None:
+    sampler = MicroBatchSampler(11, Row("textbook", 5, 0, 2), seed=1)
+    first, second = list(sampler), list(sampler)
+    assert [len(part) for part in first] == [2, 2, 1, 2, 2, 1, 1]
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(11))
+    assert first != second
+
+
+def test_the_bare_copy_gives_every_sample_once() -> None:
+    samples = torch.arange(22).view(11, 2)
+    batches = [batch["image"].clone() for batch in BareCopy(samples, Row("copy", 4, 2, 4), seed=1)]
+    assert [len(batch) for batch in batches] == [4, 4, 3]
+    assert sorted(torch.cat(batches)[:, 0].tolist()) == samples[:, 0].tolist()
+
+
+# measure
+
+
+def test_a_measurement_goes_on_over_epochs_until_it_has_its_samples() -> None:
+    feed = [{"image": torch.zeros(4, 2)}, {"image": torch.zeros(3, 2)}]
+    seen: list[int] = []
+    lane = Lane(dataset=None, plan=lambda batch: batch | {"n": torch.zeros(len(batch["image"]))}, finish=_note(seen))
+    lap = measure(feed, lane, limits=Limits(seconds=60, samples=15, warmup_batches=2), device=CPU)
+    assert seen == [4, 3, 4, 3, 4, 3, 4, 3][: len(seen)]
+    assert len(seen) == 1 + 2 + 5
+    assert lap.samples == sum(seen[3:]) == 17
+    assert lap.transfer_ms == 0
+    assert lap.pss_mib > 0 or math.isnan(lap.pss_mib)
+
+
+def test_the_time_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(float(number) for number in range(100))
+    monkeypatch.setattr("lit_data.commands.benchmarks.measure.time.perf_counter", lambda: next(ticks))
+    feed = [{"image": torch.zeros(4, 2)}]
+    lap = measure(feed, Lane(dataset=None), limits=Limits(seconds=5, samples=None, warmup_batches=1), device=CPU)
+    # Each batch reads the clock three times: before and after its transfer, and at its end.
+    assert (lap.samples, lap.load_ms_mean, lap.load_ms_std) == (8, 3000.0, 0.0)
+    assert lap.samples_per_s == pytest.approx(8 / 7)
+    assert lap.first_batch_ms == 3000.0
+    ticks = iter(float(number) for number in range(100))
+    limits = Limits(seconds=5, samples=None, warmup_batches=1)
+    assert measure(feed, Lane(dataset=None), limits=limits, device=CPU, least_batches=6).samples == 24
+
+
+def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Feed:
+        def __init__(self, row: Row) -> None:
+            self.row = row
+
+        def __iter__(self) -> Iterator[Batch]:
+            order.append(self.row.method)
+            if self.row.method == "textbook":
+                raise RuntimeError("Bus\nerror")
+            yield from [{"image": torch.zeros(4)}] * 2
+
+    monkeypatch.setattr("lit_data.commands.benchmarks.feeds.make_torch_loader", lambda row, lane, seed: Feed(row))
+    rows = [Row(method, 4, 0, 4) for method in ("original", "textbook", "dataloader", "improved")]
+    lanes: dict[str, Lane | str] = {row.method: Lane(dataset=None) for row in rows}
+    lanes["improved"] = "there is none"
+    limits = Limits(seconds=60, samples=4, warmup_batches=1)
+    results = measure_rows(rows, lanes, repeats=2, limits=limits, device=CPU, seed=0)
+    assert [len(result.laps) for result in results] == [2, 0, 2, 0]
+    assert [result.note for result in results] == ["", "not available: Bus error", "", "not available: there is none"]
+    assert [name for n, name in enumerate(order) if name != order[n - 1]] == [
+        *("original", "textbook", "dataloader"),
+        *("original", "dataloader"),
+    ]
+
+
+def test_it_is_an_error_when_no_row_can_be_measured() -> None:
+    limits = Limits(seconds=1, samples=1, warmup_batches=1)
+    with pytest.raises(
+        DataError, match=r"^the loader gave no batch: is data\.loader\.drop_last set, and the batch larger than"
+    ):
+        measure_rows([ROW], {"dataloader": Lane(dataset=_Empty())}, repeats=1, limits=limits, device=CPU, seed=0)
+
+
+class _Empty(Squares):
+    def __len__(self) -> int:
+        return 0
+
+
+def _note(seen: list[int]) -> Any:
+    def finish(batch: Batch) -> Batch:
+        seen.append(len(batch["n"]))
+        return batch
+
+    return finish
+
+
+# table
+
+
+def test_the_table_holds_medians_and_their_ratios() -> None:
+    results = [
+        _result("dataloader", 100, 1, 110, workers=2),
+        _result("dataloader", 50, 50, 50, workers=0),
+        _result("thread", 500, 900, 550, workers=2),
+        _result("inline", 300, 200, 250, workers=1),
+        _result("thread", 7, workers=2, batch_size=8),
+        Result(Row("device", 16, 0, 16), [], "not available: too large"),
+    ]
+    lines = tabulate(results)
+    assert [tuple(sorted(line)) for line in lines] == [tuple(sorted(COLUMNS))] * 6
+    assert [line["samples_per_s"] for line in lines[:5]] == [100, 50, 550, 250, 7]
+    # the same number of workers; none of that number: the fastest; no DataLoader of that batch size: no ratio
+    assert [line["ratio_to_dataloader"] for line in lines[:4]] == [1, 1, 5.5, 2.5]
+    assert math.isnan(lines[4]["ratio_to_dataloader"])
+    assert math.isnan(lines[5]["samples_per_s"])
+    assert find_best(lines, ["thread", "device"], 16) is lines[2]
+    assert find_best(lines, ["device"], 16) is None
+    metrics = collect_metrics(lines, 16)
+    assert metrics["benchmark/ratio_to_dataloader"] == 5.5
+    assert (metrics["benchmark/best_method"], metrics["benchmark/best_samples_per_s"]) == ("thread", 550)
+    assert metrics["benchmark/inline_pss_mib"] == 1
+    assert "benchmark/device_samples_per_s" not in metrics
+
+
+def test_what_was_not_measured_is_an_empty_cell_with_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tabulate([_result("thread", 123456.789), Result(ROW, [], "not available: [no] memory")])
+    write_csv(lines, tmp_path / "benchmark.csv")
+    header, first, second = (tmp_path / "benchmark.csv").read_text().splitlines()
+    assert header == ",".join(COLUMNS)
+    assert first == "thread,16,2,8,123457,,1,1,1,1,1,1,1,8,1,"
+    assert second == "dataloader,4,0,4,,,,,,,,,,0,0,not available: [no] memory"
+    print_table(lines, "title")
+    out = capsys.readouterr().out
+    assert "123 457" in out
+    assert out.rstrip().endswith("dataloader not available: [no] memory")
+
+
+# recommend
+
+
+def test_the_simplest_setting_near_the_fastest_is_recommended() -> None:
+    lines = tabulate(
+        [
+            _result("dataloader", 10),
+            _result("inline", 90, workers=0),
+            _result("thread", 96, micro=4),
+            _result("thread", 97, micro=8),
+            _result("process", 100),
+            _result("process", 500, batch_size=32),
+        ]
+    )
+    found = recommend(lines, 16)
+    assert found is not None
+    assert found.settings == {"loader": {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 8}}
+    assert found.sentence == (
+        "Recommended for batches of 16: worker_kind=thread, num_workers=2, micro_batch_size=8: 97 samples/s; "
+        "9.7 times torch's DataLoader; inline gave 90; process gave 100; the simplest within 5 % of the fastest."
+    )
+    assert found.metrics()["benchmark/recommended_num_workers"] == 2
+
+
+def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
+    lines = tabulate([_result("inline", 90, workers=0), _result("device", 100, workers=0, micro=16)])
+    found = recommend(lines, 16)
+    assert found is not None
+    assert found.settings["cache"] == "device"
+    assert found.settings["loader"]["worker_kind"] == "inline"
+    assert "micro_batch_size=16, cache=device: 100 samples/s; inline gave 90." in found.sentence
+    assert recommend(tabulate([_result("dataloader", 10)]), 16) is None
+
+
+def test_a_setting_is_written_as_an_option_for_fit(tmp_path: Path) -> None:
+    loader = {"worker_kind": "thread", "num_workers": 3, "micro_batch_size": 5}
+    path = apply(Recommendation({"loader": loader, "cache": "lru"}, "Because."), tmp_path / "own", "mine")
+    assert path == tmp_path / "own" / "tuned" / "mine.yaml"
+    for words in (["+experiment=stripe", "+tuned=mine"], ["tuned=mine", "experiment=stripe"]):
+        cfg = compose("fit", words, config_dir=tmp_path / "own")
+        assert {key: cfg.data.loader[key] for key in loader} == loader
+        assert cfg.data.cache == "lru"
+        assert cfg.data.patch_px == 128
+    apply(Recommendation({"loader": {"num_workers": 1}}, "Because."), tmp_path / "own", "mine")
+    assert compose("fit", ["+tuned=mine"], config_dir=tmp_path / "own").data.loader.num_workers == 1
+
+
+def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "mine.yaml").write_text("seed: 1\n")
+    with pytest.raises(ConfigError, match=r"^benchmark\.apply=mine: .*mine\.yaml was written by hand; choose another"):
+        apply(Recommendation({"loader": {}}, "Because."), tmp_path, "mine")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"^cannot write .*: .*\. Set benchmark\.apply_folder\.$"):
+        apply(Recommendation({"loader": {}}, "Because."), tmp_path / "file", "mine")
+
+
+# the rest
+
+
+def test_the_machine_is_described() -> None:
+    machine = describe_machine(CPU)
+    assert list(machine) == ["cores", "cpu", "memory_bytes", "device", "python", "torch", "numpy", "lightning"]
+    assert print_machine(machine).startswith(f"{machine['cores']} cores of {machine['cpu']}, ")
+
+
+def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([10.0, 20.0, 24.0])
+    monkeypatch.setattr("lit_data.commands.benchmarks.headroom.time.perf_counter", lambda: next(ticks))
+
+    class Trainer:
+        global_step, max_steps = 0, 4
+
+    class Module:
+        device = CPU
+
+    clock, trainer, module = StepClock(2), Trainer(), Module()
+    for step in range(1, 5):
+        trainer.global_step = step
+        clock.on_train_batch_end(trainer, module, None, {"image": torch.zeros(8)}, step)  # type: ignore[arg-type]
+    assert clock.samples_per_s == 16 / 4.0

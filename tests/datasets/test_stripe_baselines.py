@@ -1,0 +1,163 @@
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lit_data.augment import StripeAugment
+from lit_data.datamodules import StripeDataModule
+from lit_data.datasets.stripe_baselines import ImprovedStripes, StripeBaseline
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.synthesis import DefectSpec, SpotShape
+from lit_data.types import Batch
+
+Make = Callable[..., StripeDataModule]
+
+# Dense, large and strong, so that defects overlap, cross edges and saturate.
+DENSE = DefectSpec(
+    probability=0.9,
+    count=(4, 12),
+    true_count=(1, 6),
+    amplitude=(0.05, 0.9),
+    spots=(
+        SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
+        SpotShape(height_px=14, width_px=9, sigma_y_px=4.0, sigma_x_px=2.5),
+    ),
+)
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"layout": "channels"},
+    {"layout": "channels", "channels": (2, 0, 1), "edges": "pad"},
+    {"layout": "channels", "read_depth": np.uint16, "value_range": (10_000, 50_000)},
+    {"layout": "files", "files": {"target": "*_a.png", "ref1": "*_b.png", "ref2": "*_c.png"}},
+    {"layout": "pairs", "files": {"target": "*_a.png", "ref1": "*_b.png"}},
+    {"layout": "single"},
+    {"layout": "channels", "masks": "masks", "mask_splits": ("train",)},
+]
+
+
+def _write(folder: Path, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    depth = options.pop("read_depth", np.uint8)
+    (folder / "masks").mkdir(parents=True)
+    for number in range(6):
+        shape = (60 + 3 * number, 50)
+        grey = rng.integers(0, np.iinfo(depth).max, (3, *shape), dtype=depth, endpoint=True)
+        if options["layout"] in ("files", "pairs"):
+            for letter, pixels in zip("abc", grey, strict=True):
+                cv2.imwrite(str(folder / f"{number}_{letter}.png"), pixels)
+        else:
+            cv2.imwrite(str(folder / f"{number}.png"), grey[0] if options["layout"] == "single" else cv2.merge(grey))
+        if "masks" in options:
+            mask = (rng.random(shape) < 0.1).astype(np.uint8) * 255
+            cv2.imwrite(str(folder / "masks" / f"{number}.png"), mask)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def build(**options: Any) -> StripeDataModule:
+        _write(tmp_path / "images", options)
+        datamodule = StripeDataModule(
+            str(tmp_path / "images"),
+            cache_dir=str(tmp_path / "cache"),
+            loader=LoaderOptions(batch_size=5, num_workers=0, seed=7),
+            patch_px=32,
+            stride_px=24,
+            synthesis=DENSE,
+            **options,
+        )
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        return datamodule
+
+    return build
+
+
+def _read(baseline: Any, epoch: int) -> Batch:
+    baseline.set_epoch(epoch)
+    return next(iter(DataLoader(baseline, batch_size=len(baseline))))
+
+
+def _read_ours(datamodule: StripeDataModule, epoch: int, *, finished: bool = True) -> Batch:
+    dataset = datamodule.dataset("train")
+    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=len(dataset), worker_kind="inline"), shuffle=True)
+    loader.set_epoch(epoch)
+    batch = next(iter(loader))
+    batch = datamodule.transform(batch, "train") if finished else batch
+    order = batch["index"].argsort()
+    return {key: value[order] for key, value in batch.items()}
+
+
+@pytest.mark.parametrize("options", LAYOUTS, ids=lambda options: "-".join([options["layout"], *list(options)[1:]]))
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_both_give_the_samples_of_the_stripe_dataset(options: dict[str, Any], epoch: int, make: Make) -> None:
+    datamodule = make(**options)
+    ours = _read_ours(datamodule, epoch)
+    assert ours["mask"].any()
+    for baseline in datamodule.baseline_datasets("train").values():
+        theirs = _read(baseline, epoch)
+        assert theirs.keys() == ours.keys()
+        for key in ("index", "image_index", "position", "epoch", "mask"):
+            assert torch.equal(theirs[key], ours[key]), key
+        assert theirs["image"].dtype == torch.float32
+        assert (theirs["image"] - ours["image"]).abs().max() <= 1 / 255
+
+
+@pytest.mark.parametrize("options", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], LAYOUTS[6]], ids=str)
+def test_unfinished_samples_are_the_stored_ones_to_the_byte(options: dict[str, Any], make: Make) -> None:
+    datamodule = make(**options)
+    ours = _read_ours(datamodule, 0, finished=False)
+    for baseline in datamodule.baseline_datasets("train", finished=False).values():
+        theirs = _read(baseline, 0)
+        assert theirs.keys() == ours.keys()
+        assert all(torch.equal(theirs[key], ours[key]) for key in ours)
+
+
+def test_augmentation_is_left_to_the_device(make: Make) -> None:
+    augmented = make(layout="channels", augment=StripeAugment())
+    theirs = _read(augmented.baseline_datasets("train")["improved"], 0)
+    augmented.transformation = replace(augmented.transformation, augment=None)
+    assert (theirs["image"] - _read_ours(augmented, 0)["image"]).abs().max() <= 1 / 255
+
+
+def test_after_the_warm_up_nothing_is_decoded(make: Make) -> None:
+    improved = make(**LAYOUTS[6]).baseline_datasets("train")["improved"]
+    assert isinstance(improved, ImprovedStripes)
+    improved.warm_up()
+    images = len({patch.image_index for patch in improved.patches})
+    assert improved.cache.misses == 2 * images
+    _read(improved, 0)
+    assert improved.cache.misses == 2 * images
+
+
+def test_the_warm_up_ends_when_the_cache_is_full(make: Make) -> None:
+    improved = make(layout="channels", cache_bytes=2 * 75 * 50 * 3).baseline_datasets("train")["improved"]
+    assert isinstance(improved, ImprovedStripes)
+    improved.warm_up()
+    assert improved.cache.misses == 3
+    assert len(improved.cache) == 2
+
+
+def test_a_copy_in_another_process_gives_the_same_samples(make: Make) -> None:
+    for baseline in make(layout="single").baseline_datasets("train").values():
+        assert isinstance(baseline, StripeBaseline)
+        copy = pickle.loads(pickle.dumps(baseline))
+        assert torch.equal(copy[3]["image"], baseline[3]["image"])
+
+
+def test_a_file_that_is_not_stored_as_it_is_read_is_cast_as_in_the_store(make: Make, tmp_path: Path) -> None:
+    datamodule = make(layout="channels")
+    original = datamodule.baseline_datasets("train", finished=False)["original"]
+    assert isinstance(original, StripeBaseline)
+    path = tmp_path / "bool.npy"
+    np.save(path, np.ones((3, 60, 50), dtype=np.bool_))
+    patch = original.patches[0]
+    image, _ = original.make(patch._replace(files=type(patch.files)((str(path),))), [])
+    assert image.dtype == np.uint8
+    assert (image == 255).all()

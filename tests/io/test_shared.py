@@ -1,0 +1,170 @@
+"""Shared memory, and pickles that point into it."""
+
+import copy
+import gc
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.errors import ConfigError, WorkerDiedError
+from lit_data.io import shared_arrays
+from lit_data.io.shared import SharedMemory, attach
+from lit_data.io.shared_arrays import INLINE_BYTES, share_state
+
+BIG = INLINE_BYTES + 1
+
+
+class Holder:
+    def __init__(self, **fixed: Any) -> None:
+        vars(self).update(fixed)
+        self.epoch = 0
+        self._fixed = tuple(fixed)
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return share_state(self, self._fixed)
+
+
+def _same(holder: Holder) -> Holder:
+    found = pickle.loads(pickle.dumps(holder))
+    assert isinstance(found, Holder)
+    return found
+
+
+def test_what_is_written_later_is_seen_by_who_attached() -> None:
+    memory = SharedMemory(100)
+    reader, writer = attach(memory.handle, writable=False), attach(memory.handle, writable=True)
+    writer[:3] = b"abc"
+    assert memory.map[:4] == reader[:4] == b"abc\0"
+    with pytest.raises(TypeError, match="readonly"):
+        reader[0] = 1
+
+
+def test_memory_outlives_its_maker_for_who_attached() -> None:
+    memory = SharedMemory(100)
+    memory.map[:3] = b"abc"
+    reader, handle = attach(memory.handle, writable=False), memory.handle
+    del memory
+    gc.collect()
+    assert reader[:3] == b"abc"
+    with pytest.raises(WorkerDiedError, match=r"shared memory of process \d+ cannot be opened"):
+        attach(handle, writable=False)
+
+
+def test_a_number_that_now_belongs_to_other_memory_is_refused() -> None:
+    memory = SharedMemory(100)
+    handle = memory.handle
+    other = SharedMemory(100)
+    os.dup2(other.handle.fd, handle.fd)
+    with pytest.raises(WorkerDiedError, match=r"\(it was given back\)"):
+        attach(handle, writable=False)
+
+
+def test_memory_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(ConfigError, match="set worker_kind=thread"):
+        SharedMemory(1)
+
+
+ARRAYS = {
+    "many": np.arange(BIG),
+    "empty": np.zeros((0, 3)),
+    "records": np.zeros(5, [("a", "<u8"), ("b", "<u4")]),
+    "columns": np.asfortranarray(np.arange(12).reshape(3, 4)),
+    "every_other": np.arange(10)[::2],
+    "bytes": np.frombuffer(b"abc", np.uint8),
+}
+
+
+def test_large_arrays_come_back_as_read_only_views() -> None:
+    holder = Holder(**ARRAYS, name="x")
+    pickled = pickle.dumps(holder)
+    assert len(pickled) < 512
+    found = pickle.loads(pickled)
+    assert found.name == "x"
+    for name, array in ARRAYS.items():
+        other = getattr(found, name)
+        np.testing.assert_array_equal(other, array)
+        assert other.dtype == array.dtype
+    assert not found.many.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        found.many[0] = 1
+    assert found.many.ctypes.data % 64 == 0
+
+
+def test_small_arrays_travel_inside() -> None:
+    pickled = pickle.dumps(Holder(few=np.arange(10)))
+    done = subprocess.run(
+        [sys.executable, "-c", "import pickle, sys; print(pickle.load(sys.stdin.buffer))"],
+        input=pickle.dumps(share_state(pickle.loads(pickled), ("few",))),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert b"array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])" in done.stdout
+    pickle.loads(pickled).few[0] = 1
+
+
+def test_without_shared_memory_all_travels_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    pickled = pickle.dumps(Holder(many=ARRAYS["many"]))
+    assert len(pickled) > ARRAYS["many"].nbytes
+    np.testing.assert_array_equal(pickle.loads(pickled).many, ARRAYS["many"])
+
+
+def test_what_is_large_beside_arrays_is_shared_too() -> None:
+    lines = tuple(f"line {number}" for number in range(BIG))
+    holder = Holder(lines=lines)
+    pickled = pickle.dumps(holder)
+    assert len(pickled) < 512
+    assert pickle.loads(pickled).lines == lines
+
+
+def test_memory_is_filled_once_and_the_rest_is_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(shared_arrays, "SharedMemory", lambda n: made.append(SharedMemory(n)) or made[-1])
+    holder = Holder(many=ARRAYS["many"])
+    assert _same(holder).epoch == 0
+    holder.epoch = 3
+    assert _same(holder).epoch == 3
+    assert len(made) == 1
+
+
+def test_a_copy_of_a_copy_needs_no_original() -> None:
+    holder = Holder(many=ARRAYS["many"])
+    second = _same(holder)
+    del holder
+    gc.collect()
+    np.testing.assert_array_equal(_same(second).many, ARRAYS["many"])
+
+
+@pytest.mark.parametrize("length", [3, BIG])
+def test_copies_in_memory(length: int) -> None:
+    holder = Holder(array=np.arange(length))
+    holder.epoch = 2
+    for found in (copy.copy(holder), copy.deepcopy(holder)):
+        np.testing.assert_array_equal(found.array, holder.array)
+        assert found.epoch == 2
+        np.testing.assert_array_equal(_same(found).array, holder.array)
+    assert copy.copy(holder).array is holder.array
+
+
+def test_another_process_reads_it() -> None:
+    state = share_state(Holder(many=ARRAYS["many"]), ("many",))
+    code = "import hashlib, pickle, sys; print(hashlib.sha256(pickle.load(sys.stdin.buffer)[0]['many']).hexdigest())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(state), capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout.decode().strip() == hashlib.sha256(ARRAYS["many"].tobytes()).hexdigest()
+
+
+def test_a_pickle_without_its_maker_is_refused() -> None:
+    pickled = pickle.dumps(Holder(many=ARRAYS["many"]))
+    gc.collect()
+    with pytest.raises(WorkerDiedError, match="cannot be opened"):
+        pickle.loads(pickled)

@@ -1,0 +1,302 @@
+"""What workers do not share: random numbers, threads, memory, and the pixels that they read."""
+
+import gc
+import os
+import pickle
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.layout import Layout
+from lit_data.loading.worker_process import Board, RowReader
+from lit_data.rng import Stream, random_words
+from lit_data.types import FieldSpec
+
+Rows = Mapping[str, NDArray[Any]]
+
+pytestmark = pytest.mark.timeout(120)
+
+KINDS = [
+    {"worker_kind": "inline", "num_workers": 0},
+    {"worker_kind": "thread", "num_workers": 2},
+    {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
+    pytest.param({"worker_kind": "process", "num_workers": 2, "start_method": "spawn"}, marks=pytest.mark.slow),
+    pytest.param({"worker_kind": "process", "num_workers": 2, "start_method": "forkserver"}, marks=pytest.mark.slow),
+]
+WORKERS = KINDS[1:]
+ISOLATED = [KINDS[0], *KINDS[2:]]
+
+
+class Drawing:
+    """Random numbers of our own streams; each worker reseeds the global generators differently."""
+
+    fields: Mapping[str, FieldSpec] = {"index": FieldSpec((), "int64"), "draw": FieldSpec((4,), "uint32")}
+
+    def __len__(self) -> int:
+        return 60
+
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        if os.getpid() != int(os.environ["LIT_DATA_TEST_MAIN"]):
+            _reseed(os.getpid())
+        rows["index"][:] = indices
+        rows["draw"][:] = random_words(7, Stream.USER, indices, epoch, 4)
+
+
+class GlobalDrawing:
+    """A user's own dataset, which draws from every global generator."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        draws = (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
+        if index % 7 == 0:
+            _reseed(os.getpid())
+        return {"index": index, "draw": np.array(draws)}
+
+
+class Threads:
+    """How many threads OpenCV and torch use where a sample is written."""
+
+    fields: Mapping[str, FieldSpec] = {"threads": FieldSpec((2,), "int64")}
+
+    def __len__(self) -> int:
+        return 32
+
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        cv2.resize(np.zeros((64, 64), np.uint8), (512, 512))
+        rows["threads"][:] = cv2.getNumThreads(), torch.get_num_threads()
+
+
+class FlatRecords:
+    """A million records in flat arrays, and the private memory of whoever reads them."""
+
+    def __init__(self, count: int) -> None:
+        self.values = np.arange(count, dtype=np.int64)
+        self.fields = {"value": FieldSpec((), "int64"), "pid": FieldSpec((), "int64"), "bytes": FieldSpec((), "int64")}
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        rows["value"][:] = self.values[indices]
+        rows["pid"][:] = os.getpid()
+        rows["bytes"][:] = psutil.Process().memory_full_info().uss
+
+
+class Views:
+    """Hands out views of a read-only map, as a store does."""
+
+    def __init__(self, path: Path) -> None:
+        self.images = np.load(path, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        return np.asarray(self.images[index])
+
+
+def _reseed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def _global_state() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))  # noqa: NPY002
+
+
+@pytest.fixture(autouse=True)
+def _main_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LIT_DATA_TEST_MAIN", str(os.getpid()))
+    monkeypatch.delenv("OPENCV_FOR_THREADS_NUM", raising=False)
+    yield
+    gc.collect()
+
+
+def _open(dataset: Any, kind: Mapping[str, Any], *, shuffle: bool = False, **options: Any) -> MicroBatchLoader:
+    return MicroBatchLoader(
+        dataset, LoaderOptions(batch_size=16, micro_batch_size=4, **kind, **options), shuffle=shuffle
+    )
+
+
+def _epochs(loader: MicroBatchLoader, count: int = 3) -> list[list[list[Any]]]:
+    """The samples of some epochs, sorted by index."""
+    epochs = []
+    for epoch in range(count):
+        loader.set_epoch(epoch)
+        rows = [(batch["index"].tolist(), batch["draw"].tolist()) for batch in loader]
+        epochs.append(
+            sorted([index, draw] for indices, draws in rows for index, draw in zip(indices, draws, strict=True))
+        )
+    loader.close()
+    return epochs
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_samples_do_not_depend_on_what_a_worker_seeds(kind: dict[str, Any]) -> None:
+    before = _global_state()
+    epochs = _epochs(_open(Drawing(), kind, shuffle=True))
+    assert _global_state() == before
+    assert epochs == _epochs(_open(Drawing(), {"num_workers": 0}))
+    assert len({str(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize("kind", ISOLATED, ids=str)
+def test_a_users_global_draws_depend_on_seed_epoch_and_index_alone(kind: dict[str, Any]) -> None:
+    before = _global_state()
+    epochs = _epochs(_open(GlobalDrawing(), kind, shuffle=True))
+    assert _global_state() == before
+    _reseed(5)
+    assert epochs == _epochs(_open(GlobalDrawing(), {"num_workers": 0}))
+    assert len({str(epoch) for epoch in epochs}) == 3
+    assert len({str(draw) for epoch in epochs for _, draw in epoch}) == 180
+
+
+@pytest.mark.parametrize("kind", WORKERS, ids=str)
+def test_a_worker_has_one_thread_and_the_main_process_keeps_its_own(kind: dict[str, Any]) -> None:
+    counts = cv2.getNumThreads(), torch.get_num_threads()
+    try:
+        cv2.setNumThreads(3)
+        torch.set_num_threads(2)
+        cv2.resize(np.zeros((4096, 4096, 3), np.uint8), (8192, 2048))  # starts OpenCV's threads before a fork
+        loader = _open(Threads(), kind, timeout_s=30)
+        seen = torch.cat([batch["threads"] for batch in loader])
+        loader.close()
+        assert (cv2.getNumThreads(), torch.get_num_threads()) == (3, 2)
+    finally:
+        cv2.setNumThreads(counts[0])
+        torch.set_num_threads(counts[1])
+    assert set(seen[:, 0].tolist()) <= {0, 1}
+    assert set(seen[:, 1].tolist()) == {1}
+
+
+def test_opencv_gets_its_threads_back_after_the_last_of_several_loaders() -> None:
+    count = cv2.getNumThreads()
+    try:
+        cv2.setNumThreads(3)
+        loaders = [_open(Threads(), WORKERS[0]) for _ in range(2)]  # type: ignore[arg-type]
+        first, second = (iter(loader) for loader in loaders)
+        next(first), next(second)
+        assert len(list(first)) == 1
+        assert cv2.getNumThreads() == 1
+        assert len(list(second)) == 1
+        assert cv2.getNumThreads() == 3
+    finally:
+        cv2.setNumThreads(count)
+
+
+@pytest.mark.parametrize("kind", WORKERS[:2], ids=str)
+def test_a_number_of_opencv_threads_that_the_user_set_is_kept_and_logged(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = cv2.getNumThreads()
+    monkeypatch.setenv("OPENCV_FOR_THREADS_NUM", "2")
+    loader = _open(Threads(), kind)
+    try:
+        cv2.setNumThreads(2)
+        with caplog.at_level("INFO"):
+            seen = torch.cat([batch["threads"] for batch in loader])
+    finally:
+        cv2.setNumThreads(count)
+    loader.close()
+    assert set(seen[:, 0].tolist()) == {2}
+    assert "workers keep OPENCV_FOR_THREADS_NUM=2" in caplog.messages
+
+
+@pytest.mark.parametrize("kind", KINDS[:3], ids=str)
+def test_a_transform_that_writes_into_the_batch_leaves_the_store_alone(kind: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "images.npy"
+    np.save(path, np.arange(40 * 6, dtype=np.uint8).reshape(40, 2, 3))
+    before = path.read_bytes()
+    loader = _open(Views(path), kind)
+    for number, images in enumerate(loader):
+        expected = np.load(path)[16 * number :][: len(images)]
+        images += 1  # noqa: PLW2901
+        assert np.array_equal(images.numpy(), expected + 1)
+    loader.close()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS[2:4], ids=str)
+def test_private_memory_of_a_worker_stays_flat_over_a_million_records(kind: dict[str, Any]) -> None:
+    options = LoaderOptions(batch_size=8192, micro_batch_size=2048, **_plain(kind))
+    loader = MicroBatchLoader(FlatRecords(10**6), options, shuffle=True)
+    seen: dict[int, list[int]] = {}
+    total = 0
+    for batch in loader:
+        total += int(batch["value"].sum())
+        for pid, nbytes in zip(batch["pid"][::2048].tolist(), batch["bytes"][::2048].tolist(), strict=True):
+            seen.setdefault(pid, []).append(nbytes)
+    loader.close()
+    assert total == sum(range(10**6))
+    assert len(seen) == 2
+    for nbytes in seen.values():
+        assert max(nbytes) - nbytes[0] <= 20 * 2**20
+
+
+def test_what_goes_to_a_spawned_worker_is_small_beside_the_dataset() -> None:
+    dataset = Drawing()
+    reader = RowReader(dataset, Layout(dataset.fields), Board(8))
+    assert len(pickle.dumps(reader)) < 4096
+
+
+def _plain(kind: Any) -> dict[str, Any]:
+    return kind if isinstance(kind, dict) else kind.values[0]
+
+
+_MANY_FILES = """
+    import resource, sys
+    import numpy as np
+    from lit_data.errors import WorkerDiedError
+    from lit_data.loading import LoaderOptions, MicroBatchLoader
+    from lit_data.types import FieldSpec
+
+    class Numbers:
+        fields = {"index": FieldSpec((), "int64")}
+        def __len__(self):
+            return 4000
+        def write_into(self, rows, indices, epoch):
+            rows["index"][:] = indices
+
+    limit = int(sys.argv[1])
+    options = LoaderOptions(
+        batch_size=8, worker_kind="process", num_workers=2, start_method="fork", prefetch_batches=4
+    )
+    loader = MicroBatchLoader(Numbers(), options, shuffle=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    try:
+        kept = list(loader)
+        print(len(kept), sorted(int(i) for b in kept for i in b["index"]) == list(range(4000)))
+    except WorkerDiedError as error:
+        print(error)
+    loader.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (64, "500 True\n"),
+        (14, "2 workers cannot run: this process may have 14 files open (ulimit -n), and it needs about 32"),
+    ],
+)
+def test_few_file_descriptors_are_enough_or_the_message_names_limit_and_need(limit: int, expected: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(_MANY_FILES), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(expected)
+    assert done.stderr == ""

@@ -1,0 +1,100 @@
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.transfer import Copy, SideStream, StagedBatch, finish_transfer
+
+
+def test_a_copy_is_taken_only_while_its_key_holds_what_was_copied() -> None:
+    image, index, other = torch.zeros(2), torch.arange(2), torch.ones(2)
+    copies = {"image": Copy(image, image.clone()), "index": Copy(index, index.clone())}
+    batch = StagedBatch({"image": image, "index": index}, copies)
+    planned = batch.extended(batch | {"plan": other, "index": other, "name": "a"})
+    moved = finish_transfer(planned, torch.device("cpu"))
+    assert moved["image"] is copies["image"].device
+    assert moved["index"] is other
+    assert moved["plan"] is other
+    assert moved["name"] == "a"
+
+
+def test_a_batch_that_was_rebuilt_by_precision_conversion_is_moved_as_it_is() -> None:
+    image = torch.zeros(2)
+    rebuilt = type(StagedBatch({"image": image}, {"image": Copy(image, image.clone())}))({"image": image.half()})
+    assert finish_transfer(rebuilt, torch.device("cpu"))["image"].dtype == torch.float16
+
+
+def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used() -> None:
+    events: list[str] = []
+
+    class Noting(SideStream):
+        def __init__(self) -> None:
+            pass
+
+        def start(self, batch: Any) -> StagedBatch:
+            events.append(f"copy {int(batch['n'])}")
+            return StagedBatch(batch)
+
+    def batches() -> Iterator[dict[str, torch.Tensor]]:
+        for number in range(3):
+            yield {"n": torch.tensor(number)}
+
+    for batch in Noting().ahead(batches()):
+        events.append(f"use {int(batch['n'])}")
+    assert events == ["copy 0", "copy 1", "use 0", "copy 2", "use 1", "use 2"]
+
+
+def test_a_batch_that_is_no_dict_of_tensors_is_left_alone() -> None:
+    stream = SimpleNamespace(start=None)
+    batches = [(torch.zeros(1), "text"), (torch.ones(1), "more")]
+    assert list(SideStream.ahead(stream, iter(batches))) == batches  # type: ignore[arg-type]
+
+
+class _Images:
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"image": torch.full((3, 64, 64), index % 251, dtype=torch.uint8), "index": torch.tensor(index)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
+    workers = 0 if kind == "inline" else 2
+    options = LoaderOptions(batch_size=16, micro_batch_size=4, worker_kind=kind, num_workers=workers, pin_memory=True)  # type: ignore[arg-type]
+    loader = MicroBatchLoader(_Images(), options, shuffle=True)
+    device = torch.device("cuda", torch.cuda.current_device())
+    busy = torch.randn(4096, 4096, device=device)
+    loader.device = device
+    seen = []
+    for epoch in range(5):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            assert all(copy.host.is_pinned() for copy in batch.copies.values())
+            busy = (busy @ busy).clamp(-1, 1)  # keeps the current stream behind, so that reuse too early would show
+            moved = finish_transfer(batch, device)
+            del batch
+            seen.append(
+                (moved["image"].to(torch.int64).amax((1, 2, 3)), moved["image"].amin((1, 2, 3)), moved["index"])
+            )
+    loader.close()
+    for most, least, index in seen:
+        assert torch.equal(most, index % 251)
+        assert torch.equal(least.long(), index % 251)
+
+
+@pytest.mark.gpu
+def test_a_plain_copy_without_blocking_is_safe_too() -> None:
+    options = LoaderOptions(batch_size=16, micro_batch_size=4, worker_kind="thread", num_workers=2, pin_memory=True)
+    loader = MicroBatchLoader(_Images(), options, shuffle=True)
+    busy = torch.randn(4096, 4096, device="cuda")
+    for batch in loader:
+        busy = (busy @ busy).clamp(-1, 1)
+        moved = {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.items()}
+        del batch
+        assert torch.equal(moved["image"][:, 0, 0, 0].long(), moved["index"] % 251)
+    loader.close()

@@ -24,7 +24,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     datamodule.setup("fit")
     path, stage = folder / "samples.png", cfg.show.stage
     batch, shown = draw_samples(datamodule, path, stage=stage, count=cfg.show.count, epoch=cfg.show.epoch)
-    rows = datamodule.describe_plan(batch, shown)
+    rows = datamodule.describe_plan(batch, stage, shown)
     if rows:
         path = folder / "plan.csv"
         with path.open("w", newline="", encoding="utf-8") as file:

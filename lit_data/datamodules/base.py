@@ -74,7 +74,7 @@ class BaseDataModule(L.LightningDataModule):
         """For pictures: what a planned batch holds that looks like a defect and is none; none if it holds nothing."""
         return None
 
-    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_plan(self, batch: Batch, stage: Stage, rows: Sequence[int]) -> list[dict[str, Any]]:
         """What was planned for some samples of a planned batch, one dict for each thing that is drawn."""
         return []
 

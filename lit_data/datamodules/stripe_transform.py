@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_data.augment import SingleTexture, StripeAugment
+from lit_data.datasets.drawn import DefectWriter
 from lit_data.datasets.layouts import ROLES
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
+from lit_data.synthesis.values import ValueRange
 from lit_data.types import Batch, Stage
 
+Backend = Literal["auto", "cpu", "device"]
 _PLAN: Final = "plan_"
 
 
@@ -22,8 +25,7 @@ class StripeTransform:
     """Cast to 0..1, spread to three channels, tell them apart, draw defects, augment; in this order.
 
     Args:
-        low: Pixel value that becomes 0.
-        high: Pixel value that becomes 1.
+        values: Pixel values that become 0 and 1.
         patch_px: (H, W) of a sample.
         expand: For each of target, ref1, ref2 the stored channel that gives it.
         seed: Seed of every draw.
@@ -32,8 +34,7 @@ class StripeTransform:
         augment: Augmentation of training samples.
     """
 
-    low: float
-    high: float
+    values: ValueRange
     patch_px: tuple[int, int]
     expand: tuple[int, ...]
     seed: int
@@ -53,13 +54,20 @@ class StripeTransform:
         """
         index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
         if self.synthesis and stage != "predict" and batch.keys().isdisjoint(("mask", "mask_index")):
-            plan = sample_plan(self.synthesis, self.seed, epoch, index, (channels, *self.patch_px))
-            batch = batch | {_PLAN + name: torch.from_numpy(array) for name, array in plan.arrays().items()}
+            batch = self.add_plan(batch)
         if self.nuisance:
             batch = batch | self.nuisance.draw(self.seed, epoch, index, channels)
         if self.augment and stage == "train":
             batch = batch | self.augment.draw(self.seed, epoch, index, channels)
         return batch
+
+    def add_plan(self, batch: Batch) -> Batch:
+        """Add the defects of each sample to a batch, drawn yet or not."""
+        if self.synthesis is None:
+            return batch
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        plan = sample_plan(self.synthesis, self.seed, epoch, index, (len(self.expand), *self.patch_px))
+        return batch | {_PLAN + name: torch.from_numpy(array) for name, array in plan.arrays().items()}
 
     def finish(self, batch: Batch, stage: Stage) -> tuple[Tensor, Tensor | None]:
         """Do the work that was planned, on the device of the batch.
@@ -72,18 +80,40 @@ class StripeTransform:
             images: [B, 3, H, W] float32 in 0..1.
             masks: [B, 1, H, W] float32 in {0, 1}; none where nothing says what a defect is.
         """
-        images = self._to_unit(batch["image"])
+        images, values = batch["image"], self.values
         if self.expand != tuple(range(images.shape[1])):
             images = images[:, list(self.expand)]
         if self.nuisance:
-            images = self.nuisance.forward(images, batch)
+            images, values = self.nuisance.forward(_to_unit(images, values), batch), ValueRange()
         masks = batch["mask"].to(torch.float32) if "mask" in batch else None
         plan = self._plan_of(batch)
         if plan is not None:
-            images, masks = render(images.contiguous(), plan)
+            images, masks = render(images.to(torch.float32).contiguous(), plan, values)
+        images = _to_unit(images, values)
         if self.augment and stage == "train":
             images, masks = self.augment.forward(images, masks, batch)
         return images, masks
+
+    def choose_writer(self, backend: Backend, *, pixels: bool) -> DefectWriter | None:
+        """Who draws the defects of a dataset: its workers, or nobody before the batch is on the device.
+
+        Args:
+            backend: As configured.
+            pixels: Whether the dataset holds pixels at all.
+
+        Raises:
+            ConfigError: Workers shall draw and cannot.
+        """
+        stored = self.values.whole and self.nuisance is None and self.expand == tuple(range(len(ROLES)))
+        if backend == "cpu" and not (stored and pixels):
+            raise ConfigError(
+                "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels (layouts "
+                "channels and files) and pixels on the host (not cache=device). Set data.backend=auto"
+            )
+        chosen = backend == "cpu" or (backend == "auto" and not torch.cuda.is_available())
+        if self.synthesis is None or not (chosen and stored and pixels):
+            return None
+        return DefectWriter(self.synthesis, self.seed, self.values)
 
     def mark_distractors(self, batch: Batch, stage: Stage) -> Tensor | None:
         """Where the distractors of a planned batch end up, for pictures.
@@ -129,14 +159,18 @@ class StripeTransform:
         arrays = {key.removeprefix(_PLAN): value for key, value in batch.items() if key.startswith(_PLAN)}
         return DefectPlan(spots=self.synthesis.spots, **arrays) if arrays and self.synthesis else None
 
-    def _to_unit(self, images: Tensor) -> Tensor:
-        images = images.to(torch.float32)
-        if (self.low, self.high) == (0.0, 1.0):
-            return images
-        return images.sub_(self.low).div_(self.high - self.low).clamp_(0, 1)
+
+def check_backend(backend: str) -> None:
+    """Refuse an unknown one.
+
+    Raises:
+        ConfigError: It is none of `Backend`.
+    """
+    if backend not in get_args(Backend):
+        raise ConfigError(f"backend={backend!r} is unknown: choose one of {', '.join(get_args(Backend))}")
 
 
-def find_unit_range(dtype: "np.dtype[np.generic]", value_range: Sequence[float] | None) -> tuple[float, float]:
+def find_unit_range(dtype: "np.dtype[np.generic]", value_range: Sequence[float] | None) -> ValueRange:
     """The pixel values that become 0 and 1.
 
     Args:
@@ -150,12 +184,21 @@ def find_unit_range(dtype: "np.dtype[np.generic]", value_range: Sequence[float] 
         low, high = (float(value) for value in value_range)
         if not low < high:
             raise ConfigError(f"value_range={list(value_range)} must be [low, high] with low < high")
-        return low, high
+        return ValueRange(low, high, whole=dtype.kind != "f")
     if dtype.kind == "u":
-        return 0.0, float(np.iinfo(dtype.name).max)
+        return ValueRange(0.0, float(np.iinfo(dtype.name).max), whole=True)
     if dtype.kind == "f":
-        return 0.0, 1.0
+        return ValueRange()
     raise ConfigError(f"{dtype.name} pixels have no natural range: set data.value_range=[low,high]")
+
+
+def _to_unit(images: Tensor, values: ValueRange) -> Tensor:
+    """[B, C, H, W] float32 in 0..1, in as few passes as the range allows: one where the dtype keeps within it."""
+    if values == ValueRange():
+        return images.to(torch.float32)
+    if images.dtype == torch.uint8 and (values.low, values.high) == (0.0, 255.0):
+        return torch.div(images, values.high)  # casts on the way
+    return images.to(torch.float32).sub(values.low).div_(values.scale).clamp_(0, 1)
 
 
 def _select(plan: DefectPlan, chosen: Tensor) -> DefectPlan:

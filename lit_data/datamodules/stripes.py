@@ -15,14 +15,14 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.stripe_baselines import build_stripe_baselines
 from lit_data.datamodules.stripe_files import StripeFiles
-from lit_data.datamodules.stripe_transform import StripeTransform, find_unit_range
+from lit_data.datamodules.stripe_transform import Backend, StripeTransform, check_backend, find_unit_range
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.layouts import ROLES, rule_of
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid
-from lit_data.io.bank import ImageBank
+from lit_data.io.bank import ImageBank, describe_bank
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
 from lit_data.io.store import DecodedStore
@@ -78,6 +78,8 @@ class StripeDataModule(BaseDataModule):
         synthesis: Defects to draw; none draws none.
         augment: Augmentation of the training split; none leaves images as they are.
         nuisance: For layout `single`: what makes target and references differ.
+        backend: Where defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`: by
+            the workers where there is no CUDA device and they can. The samples are the same to the byte.
         batch_format: See above.
 
     Raises:
@@ -114,6 +116,7 @@ class StripeDataModule(BaseDataModule):
         synthesis: DefectSpec | None = None,
         augment: StripeAugment | None = None,
         nuisance: SingleTexture | None = None,
+        backend: Backend = "auto",
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
@@ -135,7 +138,8 @@ class StripeDataModule(BaseDataModule):
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
         self.patch_px, self.stride_px, self.edges = patch_px, stride_px, edges
         self.value_range = value_range
-        self.synthesis, self.augment = synthesis, augment
+        self.synthesis, self.augment, self.backend = synthesis, augment, backend
+        check_backend(backend)
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
         self.bank: ImageBank
         self.grid: PatchGrid
@@ -164,7 +168,8 @@ class StripeDataModule(BaseDataModule):
             masks = self.source_files.open_masks(images.tolist(), self.bank, stage)
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
-        return StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels)
+        defects = self.transformation.choose_writer(self.backend, pixels=pixels) if masks is None else None
+        return StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels, defects=defects)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
@@ -180,11 +185,11 @@ class StripeDataModule(BaseDataModule):
 
     def mark_distractors(self, batch: Batch, stage: Stage) -> Tensor | None:
         """For pictures: where the distractors of a planned batch end up, [B, 3, H, W] float32 in {0, 1}."""
-        return self.transformation.mark_distractors(batch, stage)
+        return self.transformation.mark_distractors(self._with_plan(batch, stage), stage)
 
-    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_plan(self, batch: Batch, stage: Stage, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The defects planned for some samples of a batch, one dict each; places are those before augmentation."""
-        return self.transformation.describe_plan(batch, rows)
+        return self.transformation.describe_plan(self._with_plan(batch, stage), rows)
 
     def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
         """For ``benchmark``: whole-image decoding and drawing, and its improved form."""
@@ -210,14 +215,11 @@ class StripeDataModule(BaseDataModule):
         """Numbers about the opened set: images, patches of each split, bytes of its pixels."""
         patches = {f"{split}_patches": len(self.dataset(split)) for split in SPLITS}
         images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
-        pixels = self.bank.channels * int((self.bank.heights_px * self.bank.widths_px).sum())
-        return {
-            "images": len(self.bank),
-            "skipped": len(self.bank.skipped),
-            **images,
-            **patches,
-            "pixel_bytes": pixels * self.bank.dtype.itemsize,
-        }
+        return describe_bank(self.bank) | images | patches
+
+    def _with_plan(self, batch: Batch, stage: Stage) -> Batch:
+        drawn = cast(StripeDataset, self.dataset(stage)).defects is not None
+        return self.transformation.add_plan(batch) if drawn else batch
 
     def _open(self) -> None:
         if hasattr(self, "bank"):
@@ -233,10 +235,8 @@ class StripeDataModule(BaseDataModule):
         )
         names = self.source_files.names(self.bank)
         self.split_images: dict[str, NDArray[np.int64]] = split_images(names, self.splits, seed=self.split_seed)
-        low, high = find_unit_range(self.bank.dtype, self.value_range)
         self.transformation = StripeTransform(
-            low=low,
-            high=high,
+            values=find_unit_range(self.bank.dtype, self.value_range),
             patch_px=self.grid.patch_px,
             expand=rule_of(self.source_files.layout).expand,
             seed=self.loader.seed,

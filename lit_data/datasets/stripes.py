@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.datasets.drawn import DefectWriter
 from lit_data.errors import DataError
 from lit_data.grid import PatchGrid
 from lit_data.io.bank import ImageBank
@@ -26,7 +27,7 @@ class StripeDataset:
     A sample is a dict:
 
     - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
-    - ``mask`` [1, h, w] uint8 in {0, 1}: only with `masks`;
+    - ``mask`` [1, h, w] uint8 in {0, 1}: only with `masks` or `defects`;
     - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the split, so that a
       sample's random stream does not depend on the split;
     - ``image_index`` int64: number of the image in the bank;
@@ -44,6 +45,7 @@ class StripeDataset:
         images: Numbers of this split's images; all of them by default.
         masks: Decoded masks of this split's images in the same order, [1, H, W] uint8 each.
         pixels: Whether samples hold pixels, or only say where they are.
+        defects: Drawn into the patches as they are written, for images of an integer dtype without real masks.
 
     Raises:
         DataError: A mask is missing, or its size is not its image's.
@@ -57,8 +59,9 @@ class StripeDataset:
         images: Sequence[int] | NDArray[np.int64] | None = None,
         masks: ImageBank | None = None,
         pixels: bool = True,
+        defects: DefectWriter | None = None,
     ) -> None:
-        self.bank, self.grid, self.masks, self.pixels = bank, grid, masks, pixels
+        self.bank, self.grid, self.masks, self.pixels, self.defects = bank, grid, masks, pixels, defects
         self.images = np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
         counts = grid.rows * grid.columns
         self._ends = np.cumsum(counts[self.images])
@@ -76,13 +79,19 @@ class StripeDataset:
         return int(self._ends[-1]) if self._ends.size else 0
 
     def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
+        """Several samples at once, which torch's DataLoader asks for where it can."""
         import torch
 
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.empty((1, *field.shape), dtype=field.dtype) for name, field in self.fields.items()}
-        self.write_into(rows, np.array([index]), self.epoch)
-        return {name: torch.from_numpy(array[0:1])[0] for name, array in rows.items()}
+        for index in indices:
+            if not 0 <= index < len(self):
+                raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in self.fields.items()}
+        self.write_into(rows, np.array(indices, dtype=np.int64), self.epoch)
+        tensors = {name: torch.from_numpy(array) for name, array in rows.items()}
+        return [{name: tensor[row] for name, tensor in tensors.items()} for row in range(len(indices))]
 
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
         """Write samples into the rows of a batch, without a copy in between.
@@ -99,6 +108,8 @@ class StripeDataset:
             _cut_patches(self.bank, image, y, x, rows["image"])
             if self.masks is not None:
                 _cut_patches(self.masks, split_image, y, x, rows["mask"])
+            elif self.defects is not None:
+                self.defects.write_into(rows["image"], rows["mask"], index, epoch)
         elif self.masks is not None:
             rows["mask_index"][:] = split_image
 
@@ -129,7 +140,7 @@ class StripeDataset:
     def _describe(self) -> dict[str, FieldSpec]:
         height, width = self.grid.patch_px
         fields = {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))} if self.pixels else {}
-        if self.masks is not None:
+        if self.masks is not None or self.defects is not None:
             mask = {"mask": FieldSpec((1, height, width), "uint8")}
             fields |= mask if self.pixels else {"mask_index": FieldSpec((), "int64")}
         numbers: dict[str, tuple[int, ...]] = {"index": (), "image_index": (), "position": (2,), "epoch": ()}

@@ -38,3 +38,9 @@ class ImageBank(Protocol):
 
     def name(self, index: int) -> str:
         """First source path of one image."""
+
+
+def describe_bank(bank: ImageBank) -> dict[str, int]:
+    """Numbers for a report: ``images``, ``skipped``, and ``pixel_bytes`` of all decoded pixels."""
+    pixels = bank.channels * int((bank.heights_px * bank.widths_px).sum())
+    return {"images": len(bank), "skipped": len(bank.skipped), "pixel_bytes": pixels * bank.dtype.itemsize}

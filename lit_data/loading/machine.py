@@ -1,6 +1,7 @@
 """What this process may use of its machine."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,11 @@ def available_memory_bytes() -> int:
         reclaimable = sum(int(value) for name, value in cached if name in ("active_file", "inactive_file"))
         free = min(free, int(limit) - int(used) + reclaimable)
     return free
+
+
+def count_files() -> tuple[int, int]:
+    """How many files this process may have open (``ulimit -n``), and how many it has."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(list(Path("/proc/self/fd").iterdir()))
 
 
 def count_local_ranks(world_size: int) -> int:

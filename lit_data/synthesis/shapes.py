@@ -14,6 +14,12 @@ def window_start(size_px: int) -> int:
 
 
 @lru_cache(maxsize=16)
+def window_starts(spots: tuple[SpotShape, ...]) -> NDArray[np.int64]:
+    """`window_start` of each spot, vertical and horizontal: [S, 2]."""
+    return np.array([[window_start(spot.height_px), window_start(spot.width_px)] for spot in spots])
+
+
+@lru_cache(maxsize=16)
 def spot_kernels(spots: tuple[SpotShape, ...]) -> NDArray[np.float32]:
     """Kernel of each spot at each sub-pixel centre, padded with zeros to the largest window.
 

@@ -161,10 +161,41 @@ def test_patches_cut_on_the_device_are_the_same(make: Make, tmp_path: Path, edge
             assert all(torch.equal(one[key], other[key]) for key in one)
         one, other = (m.plan_batch(next(iter(m.make_loader(stage))), stage) for m in (stored, device))
         assert not {"image", "mask"} & other.keys()
-        assert device.describe_plan(other, [0, 1]) == stored.describe_plan(one, [0, 1])
+        assert device.describe_plan(other, stage, [0, 1]) == stored.describe_plan(one, stage, [0, 1])
         marks, expected = device.mark_distractors(other, stage), stored.mark_distractors(one, stage)
         assert (marks is None) == (expected is None) == (stage in ("test", "predict"))
         assert marks is None or torch.equal(marks, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("edges", ["cover", "pad"])
+def test_workers_draw_the_same_defects_as_the_device(make: Make, tmp_path: Path, dtype: type, edges: str) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    top = 1 if dtype is np.float32 else np.iinfo(dtype).max
+    for number in range(6):
+        values = np.random.default_rng(number).random((3, 90, 75)) * top
+        np.save(root / f"{number}.npy", values.astype(dtype))
+    options = {"edges": edges, "augment": StripeAugment(), "synthesis": DefectSpec(probability=1.0, count=(20, 30))}
+    workers, device = (make(root, backend=backend, **options) for backend in ("auto", "device"))
+    for stage in ("train", "val"):
+        for one, other in zip(_batches(workers, stage), _batches(device, stage), strict=True):
+            assert one["mask"].any()
+            assert all(torch.equal(one[key], other[key]) for key in one)
+    assert (workers.dataset("train").defects is None) == (dtype is np.float32 or torch.cuda.is_available())
+
+
+@pytest.mark.parametrize("options", [{"layout": "single"}, {"cache": "device"}], ids=str)
+def test_workers_cannot_draw_everywhere(make: Make, tmp_path: Path, options: dict[str, Any]) -> None:
+    root = tmp_path / "grey"
+    root.mkdir()
+    for number in range(4):
+        image = np.random.default_rng(number).integers(0, 255, (64, 64), dtype=np.uint8)
+        cv2.imwrite(str(root / f"{number}.png"), image if "layout" in options else np.stack([image] * 3, axis=2))
+    with pytest.raises(ConfigError, match=r"backend=cpu draws into stored pixels: .* Set data.backend=auto"):
+        make(root, backend="cpu", **options).dataset("train")
+    with pytest.raises(ConfigError, match="backend='gpu' is unknown: choose one of auto, cpu, device"):
+        make(root, backend="gpu")
 
 
 def test_images_without_mask_and_masks_without_image_are_listed(make: Make, tmp_path: Path) -> None:
@@ -364,10 +395,11 @@ def test_distractors_are_marked_where_augmentation_moved_them(make: Make) -> Non
         expected[:, :1] = torch.maximum(expected[:, :1], finished["mask"])
         assert (changed <= expected).all()
         assert changed.sum() > 0.95 * expected.sum()  # a pixel that was 0 or 1 already cannot change
-        rows = datamodule.describe_plan(planned, [0, 2])
+        rows = datamodule.describe_plan(planned, "train", [0, 2])
         assert {row["index"] for row in rows} == {int(planned["index"][n]) for n in (0, 2)}
-        assert sum(row["is_true"] for row in datamodule.describe_plan(planned, range(4))) == int(
-            planned["plan_is_true"].sum()
+        whole = datamodule.transformation.add_plan(planned)
+        assert sum(row["is_true"] for row in datamodule.describe_plan(planned, "train", range(4))) == int(
+            whole["plan_is_true"].sum()
         )
 
 

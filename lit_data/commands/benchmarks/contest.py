@@ -27,8 +27,9 @@ _COPY_BYTES: Final = 2**29
 def run_loaders(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
     """Compare the loaders and recommend a setting; see `lit_data.commands.benchmark.run`."""
     methods = [*options.methods] if options.defects else ["copy", *options.methods]
-    lanes = build_lanes(cfg, methods, defects=options.defects)
+    lanes = build_lanes(cfg, methods, defects=options.defects, finish=options.finish)
     what = "with defects" if options.defects else "as stored"
+    what += "" if options.finish else ", on the host"
     lines, metrics = compete(cfg, options, device, lanes, f"{cfg.name}: training samples {what}")
     recommendation = recommend(lines, options.batch_sizes[0])
     if recommendation is None:
@@ -76,7 +77,7 @@ def compete(
     return lines, collect_metrics(lines, options.batch_sizes[0])
 
 
-def build_lanes(cfg: DictConfig, methods: list[str], *, defects: bool) -> dict[str, Lane | str]:
+def build_lanes(cfg: DictConfig, methods: list[str], *, defects: bool, finish: bool = True) -> dict[str, Lane | str]:
     """Where the samples of each method come from.
 
     Augmentation is left out: it is the same work for every loader, and a GPU does it.
@@ -84,23 +85,26 @@ def build_lanes(cfg: DictConfig, methods: list[str], *, defects: bool) -> dict[s
     Args:
         cfg: The configuration.
         methods: Which methods.
-        defects: Whether batches are finished, or stay as stored.
+        defects: Whether defects are drawn, or batches stay as stored.
+        finish: Whether batches are cast on the device.
 
     Raises:
         ConfigError: The train split is empty.
     """
-    datamodule = _open_datamodule(cfg, cache=None)
+    finished = defects and finish
+    backend = "device" if not defects else None if finish else "cpu"
+    datamodule = _open_datamodule(cfg, backend=backend)
     if not len(datamodule.dataset("train")):
         raise ConfigError("the train split holds no images to measure with: check data.splits")
     lanes: dict[str, Lane | str] = {}
     baselines = datamodule.baseline_datasets("train", finished=defects)
     for method in sorted(methods, key=METHODS.index):
         if method == "device":
-            lanes[method] = _open_device_lane(cfg, defects=defects)
+            lanes[method] = _open_device_lane(cfg, finished=finished)
         elif method == "copy":
             lanes[method] = Lane(dataset=_gather_samples(datamodule.dataset("train")))
         elif method not in ("original", "improved"):
-            lanes[method] = _make_lane(datamodule, finished=defects)
+            lanes[method] = _make_lane(datamodule, finished=finished)
         elif method in baselines:
             lanes[method] = _make_baseline_lane(baselines[method])
         else:
@@ -115,9 +119,9 @@ def _make_baseline_lane(dataset: Any) -> Lane:  # noqa: ANN401 - a dataset, perh
     return Lane(dataset=dataset, forked=warm_up is not None)
 
 
-def _open_device_lane(cfg: DictConfig, *, defects: bool) -> Lane | str:
-    if not defects:
-        return "patches are cut when a batch is finished; measure it with benchmark.defects=true"
+def _open_device_lane(cfg: DictConfig, *, finished: bool) -> Lane | str:
+    if not finished:
+        return "patches are cut when a batch is finished: measure with benchmark.defects=true benchmark.finish=true"
     if "cache" not in cfg.data:
         return "the datamodule has no option cache"
     try:
@@ -127,13 +131,15 @@ def _open_device_lane(cfg: DictConfig, *, defects: bool) -> Lane | str:
     return _make_lane(datamodule, finished=True)
 
 
-def _open_datamodule(cfg: DictConfig, *, cache: str | None) -> BaseDataModule:
+def _open_datamodule(cfg: DictConfig, *, cache: str | None = None, backend: str | None = None) -> BaseDataModule:
     """The experiment's datamodule without augmentation; one that reads on the host if no cache is asked for."""
     changed = cfg.copy()
     if "augment" in cfg.data:
         changed.data.augment = None
     if cache or cfg.data.get("cache") == "device":
         changed.data.cache = cache or "store"
+    if backend and "backend" in cfg.data:
+        changed.data.backend = backend
     datamodule = build_datamodule(changed)
     datamodule.setup("fit")
     return datamodule

@@ -31,6 +31,7 @@ class BenchmarkOptions:
         samples_per_row: A measurement ends after this many samples too, or at the end of its time only.
         warmup_batches: Batches before each measurement, beside the first; their transfer is timed.
         defects: Draw the experiment's defects; otherwise batches stay as stored and a bare copy is measured too.
+        finish: Measure until a batch is what the model sees; otherwise until it leaves the host, drawn by the workers.
         device: Where batches go: `auto`, or a device of torch.
         apply: Name under which the recommended setting is written, or None.
         apply_folder: Configuration folder that it is written to.
@@ -53,6 +54,7 @@ class BenchmarkOptions:
     samples_per_row: int | None
     warmup_batches: int
     defects: bool
+    finish: bool
     device: str
     apply: str | None
     apply_folder: str

@@ -1,0 +1,84 @@
+"""Draw a plan into rows of integer pixels, on the host: what a worker does while it holds the samples in its cache."""
+
+import threading
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.synthesis.plan import SUBPIXELS, DefectPlan
+from lit_data.synthesis.shapes import spot_kernels, window_starts
+from lit_data.synthesis.values import ValueRange
+from lit_data.types import Array
+
+_memory: Final = threading.local()
+
+
+def draw(images: Array, masks: Array, plan: DefectPlan, values: ValueRange) -> None:
+    """Add the planned defects; the same pixels to the byte as `lit_data.synthesis.render` gives.
+
+    Args:
+        images: [M, C, H, W] of an integer dtype, contiguous; changed in place.
+        masks: [M, 1, H, W] uint8, contiguous; set to 1 within the windows of true defects, to 0 elsewhere.
+        plan: Defects for these M samples.
+        values: The value range of the images, of whole numbers.
+    """
+    masks[...] = 0
+    if not len(plan):
+        return
+    _, channels, height, width = images.shape
+    top, left, kernels = _place_kernels(plan)
+    rows = top[:, None] + np.arange(kernels.shape[1])
+    columns = left[:, None] + np.arange(kernels.shape[2])
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    touched = inside & (kernels > 0)
+    pixel = rows[:, :, None] * width + columns[:, None, :]
+
+    amplitude = _turn_inwards(images, plan, values)
+    steps = np.rint(kernels * amplitude[:, None, None] * np.float32(values.scale)).astype(np.int32)
+    defect, channel = np.nonzero(plan.channels)
+    plane = (plan.row[defect] * channels + channel) * (height * width)
+    where = touched[defect]
+    _add(images.reshape(-1), (plane[:, None, None] + pixel[defect])[where], steps[defect][where], values)
+
+    marked = touched & plan.is_true[:, None, None]
+    masks.reshape(-1)[((plan.row * (height * width))[:, None, None] + pixel)[marked]] = 1
+
+
+def _place_kernels(plan: DefectPlan) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Top and left of each window [N], and its kernel [N, Kh, Kw]."""
+    nearest_y, nearest_x = np.floor(plan.y + np.float32(0.5)), np.floor(plan.x + np.float32(0.5))
+    offset_y = ((plan.y - nearest_y + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
+    offset_x = ((plan.x - nearest_x + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
+    starts = window_starts(plan.spots)[plan.spot]
+    top, left = nearest_y.astype(np.int64) - starts[:, 0], nearest_x.astype(np.int64) - starts[:, 1]
+    return top, left, spot_kernels(plan.spots)[plan.spot, offset_y, offset_x]
+
+
+def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> NDArray[np.float32]:
+    """[N] amplitudes, negated where the peak would leave the range."""
+    height, width = images.shape[-2:]
+    y = np.minimum(np.floor(plan.y + np.float32(0.5)).astype(np.int64), height - 1)
+    x = np.minimum(np.floor(plan.x + np.float32(0.5)).astype(np.int64), width - 1)
+    low, high = values.bounds
+    amplitude: NDArray[np.float32] = plan.amplitude
+    peak = np.clip(images[plan.row, 0, y, x], low, high) + np.rint(amplitude * np.float32(values.scale))
+    return np.where((peak < low) | (peak > high), -amplitude, amplitude)
+
+
+def _add(flat: Array, index: NDArray[np.int64], steps: NDArray[np.int32], values: ValueRange) -> None:
+    """Add steps where windows may overlap: the sum over all of them first, the bounds last."""
+    low, high = (int(bound) for bound in values.bounds)
+    sums = _zeros(flat.size)
+    np.add.at(sums, index, steps)
+    before = np.clip(flat[index], low, high).astype(np.int32)
+    flat[index] = np.clip(before + sums[index], low, high)
+    sums[index] = 0
+
+
+def _zeros(size: int) -> NDArray[np.int32]:
+    """Zeros that this thread keeps, and leaves zero: clearing whole images would cost more than drawing."""
+    zeros: NDArray[np.int32] | None = getattr(_memory, "zeros", None)
+    if zeros is None or zeros.size < size:
+        zeros = _memory.zeros = np.zeros(size, np.int32)
+    return zeros

@@ -8,6 +8,7 @@ epochs, streams or draws can never share a number: nothing is added to a seed.
 
 import sys
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -154,12 +155,18 @@ def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> NDArra
         [N] int64 sample indices; over all positions each index occurs once.
     """
     values = np.array(positions, dtype=np.uint64, ndmin=1)
-    keys = random_words(seed, Stream.ORDER, 0, epoch, _FEISTEL_ROUNDS)[0].astype(np.uint64)
+    keys = _draw_round_keys(seed, epoch)
     outside = np.ones(values.shape, dtype=bool)
     while outside.any():
         values[outside] = _feistel(values[outside], length, keys)
         outside = values >= length
     return values.astype(np.int64)
+
+
+@lru_cache(maxsize=16)
+def _draw_round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    keys: NDArray[np.uint64] = random_words(seed, Stream.ORDER, 0, epoch, _FEISTEL_ROUNDS)[0].astype(np.uint64)
+    return keys
 
 
 def _key_of(seed: int) -> tuple[int, int]:

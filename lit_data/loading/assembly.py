@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_data.loading.layout import INDICES
-from lit_data.loading.order import EpochOrder
+from lit_data.loading.order import EpochOrder, OrderReader
 from lit_data.loading.staging import Slot, Staging
 from lit_data.loading.tasks import Failure, Task, Texts
 
@@ -82,6 +82,7 @@ class Assembly(Iterator[Task]):
     ) -> None:
         self.order, self.staging, self.progress, self.plan = order, staging, progress, plan
         self._batch_size, self._micro_batch_size = batch_size, micro_batch_size
+        self._reader = OrderReader(order, progress.epoch)
         self._position = progress.position
         self._planned: dict[int, Planned] = {}  # by serial of the slot
         self._tasks: Iterator[Task] = iter(())
@@ -131,7 +132,7 @@ class Assembly(Iterator[Task]):
             return iter(())
         slot = self.staging.take(batch_size)
         epoch, size = self.progress.epoch, self._micro_batch_size
-        slot.arrays[INDICES][:samples] = self.order.indices(position, taken, epoch)
+        slot.arrays[INDICES][:samples] = self._reader.indices(position, taken)
         firsts = range(0, samples, size)
         self._position = position + taken
         self._planned[slot.serial] = Planned(slot, samples, self._position, len(firsts))

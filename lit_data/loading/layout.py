@@ -10,7 +10,7 @@ import torch
 from lit_data.errors import DataError
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
 
-INDICES: Final = ""
+INDICES: Final = "\0indices"
 """Name of the row of sample numbers that stands before the fields and tells a worker what to write."""
 
 _ALIGNMENT_BYTES: Final = 64

@@ -142,11 +142,11 @@ class MicroBatchLoader:
             self.close()
             raise
         finally:
-            self._plan = assembly.plan
+            self._plan = max(self._plan, assembly.plan)
             if self._assembly is assembly:
                 self._assembly = None
-            if not self.order.shuffle:
-                self.close()  # evaluation comes once in an epoch: its workers would only hold memory meanwhile
+                if not self.order.shuffle:
+                    self.close()  # evaluation comes once in an epoch: its workers would only hold memory meanwhile
 
     def read(self, positions: NDArray[np.int64], epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
         """The samples at some positions of an epoch's order as one batch, read by this thread; for looking at a few."""

@@ -1,12 +1,15 @@
 """Which sample comes when: a pure function of (seed, epoch), shared out over ranks step by step."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
 from lit_data.rng import shuffled
+
+_BLOCK: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +81,27 @@ class EpochOrder:
     def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Sample indices at positions of the epoch's order, whoever's they are."""
         return shuffled(positions, self.length, self.seed, epoch) if self.shuffle else positions
+
+
+class OrderReader:
+    """Reads one epoch's order step by step; indices are computed for many steps at once, which costs little more.
+
+    Args:
+        order: The order.
+        epoch: The epoch.
+    """
+
+    def __init__(self, order: EpochOrder, epoch: int) -> None:
+        self.order, self.epoch = order, epoch
+        self._start = 0
+        self._block: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def indices(self, position: int, taken: int) -> NDArray[np.int64]:
+        """Sample indices of this rank in the step at `position`, as `EpochOrder.indices` gives them."""
+        world_size, count = self.order.world_size, self.order.count(taken)
+        first, off_grid = divmod(position - self._start, world_size)
+        if off_grid or not 0 <= first <= len(self._block) - count:
+            self._start, first = position, 0
+            ahead = min(max(taken, _BLOCK * world_size), self.order.length - position)
+            self._block = self.order.indices(position, ahead, self.epoch)
+        return self._block[first : first + count]

@@ -1,32 +1,42 @@
 """Worker processes, kept by torch's DataLoader; only small numbers cross its queues."""
 
+import atexit
+import copy
+import errno
 import multiprocessing
 import os
 import signal
+import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch.utils.data import DataLoader
 
 from lit_data.errors import WorkerDiedError
 from lit_data.loading.layout import INDICES, Layout
+from lit_data.loading.machine import count_files
 from lit_data.loading.tasks import Task, describe_samples
-from lit_data.loading.watch import ChildSignal, Watch
-from lit_data.loading.worker_process import CLOSING, FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader
-from lit_data.loading.workers import Answer, hang_text
+from lit_data.loading.watch import Watch
+from lit_data.loading.worker_process import FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader
+from lit_data.loading.workers import Answer, hang_text, log_opencv_threads
 from lit_data.types import Array, RowWriter
 
-_END = object()
+_END: Final = object()
+_GRACE_S: Final = 1.0
+_FILES: Final = 24
+_FILES_PER_WORKER: Final = 4
 
 
 class ProcessWorkers:
     """Worker processes that write into slots of shared memory.
 
     They ignore Ctrl-C and SIGTERM, which reach a whole process group, until the main process ends them; they end by
-    themselves within seconds of its death (torch watches the parent).
+    themselves within seconds of its death.
 
     Args:
         dataset: Sent to each worker once.
@@ -40,57 +50,52 @@ class ProcessWorkers:
         self, dataset: RowWriter, layout: Layout, workers: int, *, start_method: str | None, timeout_s: float
     ) -> None:
         self.dataset, self.workers, self.timeout_s = dataset, workers, timeout_s
-        self.board = Board(workers)
-        self._reader = RowReader(dataset, layout, self.board.handle)
-        self._context = multiprocessing.get_context(start_method)
+        self.board = board = Board(workers)
+        self._reader = RowReader(dataset, layout, board)
+        self._context = copy.copy(multiprocessing.get_context(start_method))
+        setattr(self._context, "Event", lambda: board)  # noqa: B010 - see Board
         self._stream = _Stream(self.board.lines)
         self._loader: DataLoader[Any] | None = None
+        self._iterators: list[Any] = []  # torch's, at most one
         self._processes: list[BaseProcess] = []
         self._watch = Watch(timeout_s, self._processes)
-        self._signal = ChildSignal(self._watch, self._processes)
+        # Kept alive by the finalizer, so that they are whole when this object goes, alone or in a cycle.
+        self._end = weakref.finalize(self, _end, os.getpid(), board, self._processes, self._iterators, self._watch)
+        _open.add(self)
 
     def run(self, tasks: Iterator[Task], depth: int) -> Iterator[Answer]:
         """Let torch hand out the tasks and wait for the answers.
 
         Raises:
-            WorkerDiedError: A worker died, or took longer than the timeout.
+            WorkerDiedError: A worker died, took longer than the timeout, or could not be started.
         """
         if self._stream.issued:  # what a broken-off epoch left under way is not wanted
             self.board.lines[0, PLAN] = self._stream.issued[-1].plan + 1
         self._stream.tasks = tasks
         try:
-            answers = self._start(depth)
+            answers = self._start(depth) if self._loader is None else self._restart()
             while True:
-                with self._watch:
-                    self._signal.raise_late()
+                with self._watch.waiting():
                     answer: Any = next(answers, _END)
                 if answer is _END:
                     return
                 yield self._stream.issued.popleft(), answer
-        except RuntimeError as error:
-            raise self._explain() from error
+        except (RuntimeError, OSError) as error:
+            self._explain(error)
+            raise
+        finally:
+            if self._stream.tasks is tasks:
+                self._stream.tasks = iter(())  # these know the loader, which would be kept alive
 
     def close(self) -> None:
-        """End the processes: those that are idle at once, those that hang by force."""
-        self.board.lines[0, CLOSING] = 1
-        self._signal.closing = True
-        for process in self._processes:
-            if process.is_alive():
-                os.kill(process.pid or 0, signal.SIGTERM)
-        self._loader = None  # its iterator joins the processes
-        for process in self._processes:
-            process.join(1)
-            if process.is_alive():
-                process.kill()
-        self._processes.clear()
-        self._signal.remove()
-        self._watch.end()
+        """End the processes: those that listen at once, those that hang or are stopped by force."""
+        self._end()
 
     def _start(self, depth: int) -> Iterator[Any]:
-        if self._loader is not None:
-            answers = iter(self._loader)  # takes in what a broken-off epoch left under way
-            self._stream.forget_stale()
-            return answers
+        limit, opened = count_files()
+        if opened + _FILES + _FILES_PER_WORKER * self.workers > limit:
+            raise WorkerDiedError(_describe_files(self.workers))
+        log_opencv_threads()
         before = {process.pid for process in multiprocessing.active_children()}
         self._loader = DataLoader(
             cast(Any, self._reader),  # a map-style dataset whose keys are messages
@@ -104,25 +109,45 @@ class ProcessWorkers:
             persistent_workers=True,
             generator=torch.Generator(),  # or it would draw from the global one, and change what a model draws
         )
-        answers = iter(self._loader)
-        self._signal.install()
-        self._processes.extend(process for process in multiprocessing.active_children() if process.pid not in before)
+        try:
+            self._iterators.append(iter(self._loader))
+            return cast(Iterator[Any], self._iterators[0])
+        finally:  # also of those that started before one could not
+            self._processes.extend(p for p in multiprocessing.active_children() if p.pid not in before)
+            self._watch.start()
+
+    def _restart(self) -> Iterator[Any]:
+        with self._watch.waiting():
+            answers = iter(cast(DataLoader[Any], self._loader))  # takes in what a broken-off epoch left under way
+        self._stream.forget_stale()
         return answers
 
-    def _explain(self) -> WorkerDiedError:
-        for process in self._processes:
-            process.join(0.5 if self._watch.fired else 0)
-        if self._watch.fired:
-            line = next((line for line in self.board.lines[1:] if line[SLOT] >= 0), self.board.lines[1])
-            return WorkerDiedError(hang_text(f"worker {line[PID]}", self.timeout_s, self._held_by(int(line[PID]))))
-        ended = [process for process in self._processes if not process.is_alive()]
-        signalled = [process for process in ended if process.exitcode]
-        first = (signalled or ended or self._processes)[0]
-        how, hint = _describe_end(first.exitcode)
+    def _explain(self, error: Exception) -> None:
+        """Raise what an error is about, if a worker is gone or there are too few files."""
+        if getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in str(error):
+            raise WorkerDiedError(_describe_files(self.workers)) from error
+        ended = _find_ended(self._processes, 1 if self._watch.lost else 0)
+        if self._watch.timed_out:
+            raise WorkerDiedError(self._describe_hang()) from error
+        if not ended:
+            return
+        first = next((process for process in ended if process.exitcode), ended[0])
         check: Any = getattr(self.dataset, "check_sources", None)
         if first.exitcode == -signal.SIGBUS and check:
             check()
-        return WorkerDiedError(f"worker {first.pid} {how} while it had {self._held_by(first.pid or 0)}. {hint}")
+        how, hint = _describe_end(first.exitcode)
+        held = self._held_by(first.pid or 0)
+        if not held and (first.exitcode or 0) > 0:
+            hint = "Its own message stands above; with spawn and forkserver, start the program under __main__ only."
+        raise WorkerDiedError(f"worker {first.pid} {how} while it had {held or 'no sample'}. {hint}") from error
+
+    def _describe_hang(self) -> str:
+        task = self._stream.issued[0]
+        busy = [line for line in self.board.lines[1:] if line[SLOT] >= 0]
+        busy.sort(key=lambda line: (line[SLOT], line[FIRST]) != (task.slot.serial, task.first))
+        pid = int(busy[0][PID]) if busy else 0
+        held = self._held_by(pid) or describe_samples(self.dataset, task.indices)
+        return hang_text(f"worker {pid}" if pid else "a worker", self.timeout_s, held)
 
     def _held_by(self, pid: int) -> str:
         for line in self.board.lines[1:]:
@@ -130,7 +155,7 @@ class ProcessWorkers:
             if line[PID] == pid and task is not None:
                 indices = task.slot.arrays[INDICES][line[FIRST] : line[STOP]]
                 return describe_samples(self.dataset, indices)
-        return "no sample"
+        return ""
 
 
 class _Stream:
@@ -161,6 +186,53 @@ class _Stream:
             self.issued.popleft()
 
 
+_open: "weakref.WeakSet[ProcessWorkers]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before multiprocessing joins its daemons, which listen to nobody else."""
+    for workers in list(_open):
+        workers.close()
+
+
+def _end(owner: int, board: Board, processes: list[BaseProcess], iterators: list[Any], watch: Watch) -> None:
+    if os.getpid() != owner:
+        return  # a copy in a forked process
+    board.set()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        _send(number, processes)
+    for iterator in iterators:
+        iterator._shutdown_workers()  # or its queues would live as long as the traceback of an error
+    iterators.clear()
+    processes.clear()
+    watch.end()
+
+
+def _find_ended(processes: list[BaseProcess], wait_s: float) -> list[BaseProcess]:
+    """Those that have ended, by their sentinels: an exit code is lost where a signal strikes as it is read."""
+    gone = wait([process.sentinel for process in processes], wait_s)
+    return [process for process in processes if process.sentinel in gone or not process.is_alive()]
+
+
+def _send(number: signal.Signals, processes: list[BaseProcess]) -> None:
+    """Send a signal to the processes that live, and wait a little for their end."""
+    left = [process for process in processes if process not in _find_ended(processes, 0)]
+    for process in left:
+        os.kill(process.pid or 0, number)
+    deadline_s = time.monotonic() + _GRACE_S
+    for process in processes:
+        process.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _describe_files(workers: int) -> str:
+    return (
+        f"{workers} workers cannot run: this process may have {count_files()[0]} files open (ulimit -n), and they need "
+        f"about {_FILES + _FILES_PER_WORKER * workers} beside those of the program: raise the limit or lower "
+        "data.loader.num_workers"
+    )
+
+
 def _pass(answer: Any) -> Any:  # noqa: ANN401 - torch's own conversion would turn tuples into lists
     return answer
 
@@ -170,6 +242,8 @@ def _describe_end(exitcode: int | None) -> tuple[str, str]:
         return "was killed (SIGKILL)", "The kernel does that when memory runs out: lower data.loader.num_workers."
     if exitcode == -signal.SIGBUS:
         return "was killed (SIGBUS)", "A mapped file became shorter, or memory for a page ran out."
-    if exitcode is not None and exitcode < 0:
+    if exitcode is None:
+        return "ended", "Its exit code is lost."
+    if exitcode < 0:
         return f"was killed ({signal.Signals(-exitcode).name})", "A library crashed on these samples: read them alone."
     return f"ended with exit code {exitcode}", "Something in the dataset ends the process."

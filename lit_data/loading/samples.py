@@ -166,6 +166,8 @@ def _as_tensor(value: Value, name: str) -> torch.Tensor:
     where = name.lstrip(".") or "a sample"
     if isinstance(value, float):
         value = torch.tensor(value, dtype=torch.float64)
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # torch warns of read-only arrays, and only shape and dtype matter here
     try:
         tensor = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -65,7 +65,7 @@ class Failure:
                 error = pickle.loads(error)
             except Exception:
                 error = None
-        if not isinstance(error, BaseException):
+        if not isinstance(error, Exception):
             return DataError(f"loading {self.sample} failed:\n{self.text}")
         if isinstance(error, LitDataError):
             return type(error)(f"{error}\n  while loading {self.sample}")
@@ -79,8 +79,19 @@ def write(dataset: RowWriter, arrays: Mapping[str, Array], first: int, stop: int
     indices = rows.pop(INDICES)
     try:
         return dataset.write_into(rows, indices, epoch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Failure(error, traceback.format_exc(), _find_culprit(dataset, rows, indices, epoch))
+
+
+def check_crossing(answer: Texts | Failure) -> Texts | Failure:
+    """What crosses a process border in place of an answer: a queue drops what cannot be pickled without a word."""
+    if isinstance(answer, Failure):
+        return answer.packed()
+    try:
+        pickle.dumps(answer)
+    except Exception as error:
+        return Failure(None, f"{error!r}: text of a sample cannot be sent to the main process", "a sample")
+    return answer
 
 
 def describe_samples(dataset: object, indices: NDArray[np.int64]) -> str:
@@ -98,6 +109,6 @@ def _find_culprit(dataset: RowWriter, rows: Mapping[str, Array], indices: NDArra
         one = slice(number, number + 1)
         try:
             dataset.write_into({name: array[one] for name, array in rows.items()}, indices[one], epoch)
-        except Exception:
+        except (Exception, SystemExit):
             return describe_samples(dataset, indices[one])
     return describe_samples(dataset, indices)

@@ -3,90 +3,120 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Final
 
 _LOOK_S: Final = 0.25
+_PAUSE_S: Final = 1.0
 
 
 class Watch:
-    """Kills the workers when the main thread has waited too long inside the `with` block."""
+    """Looks after worker processes: kills them when somebody waits too long, and ends the wait when one is gone.
 
-    def __init__(self, timeout_s: float, processes: list[BaseProcess]) -> None:
-        self.fired = False
+    torch alone sees a worker that ended with exit code 0, or under a fork server, only after 5 s, and it raises from
+    its SIGCHLD handler, which can strike in the middle of a training step, where the error would be nobody's. Here a
+    worker that is gone is remembered until the main thread waits for one.
+
+    Args:
+        timeout_s: Longest wait.
+        processes: The workers; the list may fill up later.
+
+    Attributes:
+        timed_out: The workers were killed because a wait took too long.
+        lost: A worker is gone.
+    """
+
+    def __init__(self, timeout_s: float, processes: Sequence[BaseProcess]) -> None:
+        self.timed_out = self.lost = False
         self._timeout_s, self._processes = timeout_s, processes
-        self._since_s: float | None = None
+        self._waiter: tuple[int, float] | None = None  # thread, and since when
+        self._interrupted_s = -_PAUSE_S
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def waiting(self) -> bool:
-        """Whether the main thread is inside the block."""
-        return self._since_s is not None
-
-    def __enter__(self) -> None:
-        self._since_s = time.monotonic()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="lit_data-watch", daemon=True)
-            self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._since_s = None
+    def start(self) -> None:
+        """Begin, once the processes are there."""
+        _front.install()
+        _front.watches = [*_front.watches, self]
+        self._thread = threading.Thread(target=self._look, name="lit_data-watch", daemon=True)
+        self._thread.start()
 
     def end(self) -> None:
         """Let the watching thread end."""
         self._ended.set()
+        _front.watches = [watch for watch in _front.watches if watch is not self]
+        if self._thread not in (None, threading.current_thread()):  # which may collect garbage
+            self._thread.join()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The main thread waits for a worker inside this block.
+
+        Raises:
+            RuntimeError: A worker is gone; also in the middle of the block.
+        """
+        self._waiter = threading.get_ident(), time.monotonic()
+        try:
+            if self.lost:
+                raise RuntimeError("a worker process has ended")
+            yield
+        finally:
+            self._waiter = None
+
+    def owns(self, error: RuntimeError) -> bool:
+        """Whether an error of torch speaks of one of these workers."""
+        return any(f"(pid {process.pid})" in str(error) for process in self._processes)
+
+    def interrupt(self) -> None:
+        """End the wait of the main thread, which calls this, if a worker is gone; not again while that unwinds."""
+        now_s = time.monotonic()
+        waits = self._waiter is not None and self._waiter[0] == threading.get_ident()
+        if self.lost and waits and now_s - self._interrupted_s > _PAUSE_S:
+            self._interrupted_s = now_s
+            raise RuntimeError("a worker process has ended")
 
     def _look(self) -> None:
+        sentinels = [process.sentinel for process in self._processes]
         while not self._ended.wait(min(_LOOK_S, self._timeout_s / 4)):
-            since_s = self._since_s
-            if since_s is not None and time.monotonic() - since_s > self._timeout_s:
-                self.fired = True
+            waiter = self._waiter
+            if waiter and not self.timed_out and time.monotonic() - waiter[1] > self._timeout_s:
+                self.timed_out = True
                 for process in self._processes:
                     process.kill()
-                return
+            self.lost = self.lost or bool(wait(sentinels, 0))
+            if self.lost and waiter and waiter[0] == threading.main_thread().ident:
+                signal.pthread_kill(waiter[0], signal.SIGCHLD)  # the handler below ends the wait
 
 
-class ChildSignal:
-    """Keeps torch's report of a dead worker until the loader is asked for the next batch.
+class _Front:
+    """One SIGCHLD handler before that of torch, for all watches."""
 
-    torch raises from its SIGCHLD handler, which can strike in the middle of a training step. There the error would be
-    nobody's; here it waits until the main thread is in the loader.
-
-    Args:
-        watch: Tells whether the main thread waits for a worker.
-        processes: The workers.
-    """
-
-    def __init__(self, watch: Watch, processes: Sequence[BaseProcess]) -> None:
-        self.closing = False
-        self._watch, self._processes = watch, processes
-        self._late: RuntimeError | None = None
+    def __init__(self) -> None:
+        self.watches: list[Watch] = []
+        self._installed = False
         self._before: Callable[[int, FrameType | None], Any] | int | None = None
 
     def install(self) -> None:
-        """Stand before torch's handler; only the main thread may."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGCHLD, self._handle)
-
-    def remove(self) -> None:
-        """Put torch's handler back, unless somebody else stands in front by now."""
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) == self._handle:
-            signal.signal(signal.SIGCHLD, self._before)
-
-    def raise_late(self) -> None:
-        """Raise what was kept."""
-        if self._late is not None:
-            raise self._late
+        """Stand before torch's handler, once and for good, as torch does; only the main thread can."""
+        if not self._installed and threading.current_thread() is threading.main_thread():
+            self._installed, self._before = True, signal.signal(signal.SIGCHLD, self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         try:
             if callable(self._before):
                 self._before(signum, frame)
         except RuntimeError as error:
-            ours = any(f"{process.pid}" in str(error) for process in self._processes)
-            if not (self.closing or ours) or (self._watch.waiting and not self.closing):
+            owners = [watch for watch in self.watches if watch.owns(error)]
+            if not owners:
                 raise
-            self._late = error
+            for watch in owners:
+                watch.lost = True
+        for watch in self.watches:
+            watch.interrupt()
+
+
+_front: Final = _Front()

@@ -1,18 +1,29 @@
 """Who does the tasks: the main thread, or threads. Every kind takes tasks when it has room and answers in order."""
 
+import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Final, Protocol
+
+import torch
 
 from lit_data.errors import WorkerDiedError
 from lit_data.loading.tasks import Failure, Task, Texts, describe_samples, write
 from lit_data.types import RowWriter
 
+THREADS_VARIABLE: Final = "OPENCV_FOR_THREADS_NUM"
+"""A number that the user gives OpenCV here holds in workers too."""
+
 Answer = tuple[Task, Texts | Failure]
+Answers = SimpleQueue[tuple[int, Texts | Failure]]
+Jobs = SimpleQueue[tuple[int, Task, Answers] | None]
+
+log = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
@@ -53,11 +64,18 @@ class ThreadWorkers:
 
     def __init__(self, dataset: RowWriter, threads: int, timeout_s: float) -> None:
         self.dataset, self.timeout_s = dataset, timeout_s
-        self._todo: SimpleQueue[tuple[int, Task, SimpleQueue[tuple[int, Texts | Failure]]] | None] = SimpleQueue()
-        self._closing = threading.Event()
-        self._threads = [threading.Thread(target=self._work, name=f"lit_data-{n}", daemon=True) for n in range(threads)]
-        for thread in self._threads:
-            thread.start()
+        self._todo: Jobs = SimpleQueue()
+        closing = threading.Event()
+        self._end = weakref.finalize(self, _end_threads, closing, self._todo, threads)
+        ready = threading.Barrier(threads + 1)
+        work = (dataset, self._todo, closing, ready)  # not self, which they would keep alive
+        names = [f"lit_data-{number}" for number in range(threads)]
+        log_opencv_threads()
+        torch_threads = torch.get_num_threads()
+        for name in names:
+            threading.Thread(target=_work, args=work, name=name, daemon=True).start()
+        ready.wait()
+        torch.set_num_threads(torch_threads)  # threads have numbers of their own, new ones that of the last call
 
     def run(self, tasks: Iterator[Task], depth: int) -> Iterator[Answer]:
         """Hand out tasks ahead and wait for the answers.
@@ -65,12 +83,13 @@ class ThreadWorkers:
         Raises:
             WorkerDiedError: A task took longer than the timeout.
         """
-        answers: SimpleQueue[tuple[int, Texts | Failure]] = SimpleQueue()
+        answers: Answers = SimpleQueue()
         ahead: dict[int, Task] = {}  # in order of issue
         done: dict[int, Texts | Failure] = {}
         issued = 0
-        with _no_opencv_threads():
+        with _opencv:
             while True:
+                _opencv.quieten()
                 while len(ahead) <= depth and (task := next(tasks, None)) is not None:
                     ahead[issued] = task
                     self._todo.put((issued, task, answers))
@@ -83,14 +102,12 @@ class ThreadWorkers:
 
     def close(self) -> None:
         """Let the threads end after the task they are at."""
-        self._closing.set()
-        for _ in self._threads:
-            self._todo.put(None)
+        self._end()
 
     def _wait(
         self,
         number: int,
-        answers: SimpleQueue[tuple[int, Texts | Failure]],
+        answers: Answers,
         done: dict[int, Texts | Failure],
         ahead: dict[int, Task],
     ) -> None:
@@ -104,12 +121,11 @@ class ThreadWorkers:
                 ) from None
             done[finished] = answer
 
-    def _work(self) -> None:
-        while (job := self._todo.get()) is not None:
-            if not self._closing.is_set():
-                number, task, answers = job
-                answers.put((number, write(self.dataset, task.slot.arrays, task.first, task.stop, task.epoch)))
-            del job  # or the slot would be kept while this thread waits
+
+def log_opencv_threads() -> None:
+    """Say so if the user gave OpenCV a number of threads, which then holds in workers too."""
+    if THREADS_VARIABLE in os.environ:
+        log.info("workers keep %s=%s", THREADS_VARIABLE, os.environ[THREADS_VARIABLE])
 
 
 def hang_text(worker: str, timeout_s: float, samples: str) -> str:
@@ -120,16 +136,50 @@ def hang_text(worker: str, timeout_s: float, samples: str) -> str:
     )
 
 
-@contextmanager
-def _no_opencv_threads() -> Iterator[None]:
-    """OpenCV starts a thread for each core on every call; several of our threads would each wait for them."""
-    cv2 = sys.modules.get("cv2")
-    before: Callable[[], int] | None = getattr(cv2, "getNumThreads", None)
-    count = before() if before else 0
-    with suppress(AttributeError):
-        cv2.setNumThreads(0)  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        with suppress(AttributeError):
-            cv2.setNumThreads(count)  # type: ignore[union-attr]
+class _OpenCV:
+    """OpenCV starts a thread for each core on every call; several of our threads would each wait for them.
+
+    While at least one loader runs threads it has none, unless the user gave it a number. Afterwards it has those that
+    it had.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._before: int | None = None
+
+    def __enter__(self) -> None:
+        self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        if not self._users and self._before is not None:
+            sys.modules["cv2"].setNumThreads(self._before)
+            self._before = None
+
+    def quieten(self) -> None:
+        """Take its threads, also where a dataset imports it late."""
+        cv2: Any = sys.modules.get("cv2")
+        if self._before is None and hasattr(cv2, "setNumThreads") and THREADS_VARIABLE not in os.environ:
+            self._before = cv2.getNumThreads()
+            cv2.setNumThreads(0)
+
+
+_opencv: Final = _OpenCV()
+
+
+def _work(dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threading.Barrier) -> None:
+    torch.get_num_threads()  # the first call in a thread takes over the main thread's number, so not after the next
+    torch.set_num_threads(1)
+    ready.wait()
+    while (job := todo.get()) is not None:
+        if not closing.is_set():
+            number, task, answers = job
+            answers.put((number, write(dataset, task.slot.arrays, task.first, task.stop, task.epoch)))
+            del task, answers
+        del job  # or the slot would be kept while this thread waits
+
+
+def _end_threads(closing: threading.Event, todo: Jobs, threads: int) -> None:
+    closing.set()
+    for _ in range(threads):
+        todo.put(None)

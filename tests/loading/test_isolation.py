@@ -105,8 +105,8 @@ class Views:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        return np.asarray(self.images[index])
+    def __getitem__(self, index: int) -> dict[str, NDArray[Any]]:
+        return {"image": np.asarray(self.images[index])}
 
 
 def _reseed(seed: int) -> None:
@@ -217,15 +217,17 @@ def test_a_number_of_opencv_threads_that_the_user_set_is_kept_and_logged(
     assert "workers keep OPENCV_FOR_THREADS_NUM=2" in caplog.messages
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
 @pytest.mark.parametrize("kind", KINDS[:3], ids=str)
 def test_a_transform_that_writes_into_the_batch_leaves_the_store_alone(kind: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "images.npy"
     np.save(path, np.arange(40 * 6, dtype=np.uint8).reshape(40, 2, 3))
     before = path.read_bytes()
     loader = _open(Views(path), kind)
-    for number, images in enumerate(loader):
+    for number, batch in enumerate(loader):
+        images = batch["image"]
         expected = np.load(path)[16 * number :][: len(images)]
-        images += 1  # noqa: PLW2901
+        images += 1
         assert np.array_equal(images.numpy(), expected + 1)
     loader.close()
     assert path.read_bytes() == before
@@ -292,7 +294,7 @@ _MANY_FILES = """
     ("limit", "expected"),
     [
         (64, "500 True\n"),
-        (14, "2 workers cannot run: this process may have 14 files open (ulimit -n), and it needs about 32"),
+        (14, "2 workers cannot run: this process may have 14 files open (ulimit -n), and they need about 32"),
     ],
 )
 def test_few_file_descriptors_are_enough_or_the_message_names_limit_and_need(limit: int, expected: str) -> None:

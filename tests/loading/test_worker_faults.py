@@ -1,0 +1,404 @@
+"""Workers that die, hang or raise: what the main process says of it, how soon, and that it leaves nothing behind."""
+
+import gc
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError, DataError, StoreCorruptError, WorkerDiedError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.types import FieldSpec
+
+Rows = Mapping[str, NDArray[Any]]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Faulty:
+    """Sample i is filled with i and with the process that wrote it; as `at` is written, `fault` happens."""
+
+    def __init__(self, fault: Callable[[], object] | None = None, at: int = 31) -> None:
+        self.fault, self.at = fault, at
+        self.fields = {"index": FieldSpec((), "int64"), "pid": FieldSpec((), "int64")}
+
+    def __len__(self) -> int:
+        return 64
+
+    def describe_sample(self, index: int) -> str:
+        return f"images/{index}.png"
+
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        rows["index"][:] = indices
+        rows["pid"][:] = os.getpid()
+        if self.fault is not None and self.at in indices:
+            self.fault()
+
+
+class Files:
+    """Rows of a mapped file, which is cut short as a worker reads row 31."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.nbytes = path, path.stat().st_size
+        with path.open("rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.fields = {"row": FieldSpec((mmap.PAGESIZE,), "uint8")}
+
+    def __len__(self) -> int:
+        return self.nbytes // mmap.PAGESIZE
+
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        if 31 in indices:
+            os.truncate(self.path, mmap.PAGESIZE)
+        rows["row"][:] = np.frombuffer(self.map, np.uint8).reshape(len(self), -1)[indices]
+
+    def check_sources(self) -> None:
+        if self.path.stat().st_size != self.nbytes:
+            raise StoreCorruptError(f"{self.path.name} was cut short: build it again")
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _break_bus() -> None:
+    os.kill(os.getpid(), signal.SIGBUS)
+
+
+def _exit_123() -> None:
+    os._exit(123)
+
+
+def _exit_0() -> None:
+    os._exit(0)
+
+
+def _sleep() -> None:
+    time.sleep(3600)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _leave() -> None:
+    sys.exit(3)
+
+
+DEATHS = [
+    (_kill, r"was killed \(SIGKILL\)", "The kernel does that when memory runs out: lower data.loader.num_workers"),
+    (_break_bus, r"was killed \(SIGBUS\)", "A mapped file became shorter, or memory for a page ran out"),
+    (_exit_123, "ended with exit code 123", "Something in the dataset ends the process"),
+    (_exit_0, "ended with exit code 0", "Something in the dataset ends the process"),
+]
+
+
+class Open(Protocol):
+    def __call__(self, dataset: object, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader: ...
+
+
+def _find_orphans() -> set[Path]:
+    """Named shared memory that no living process maps; other programs of this machine have theirs."""
+    named = list(Path("/dev/shm").iterdir())
+    maps = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            maps += path.read_text()
+    return {path for path in named if str(path) not in maps and path.exists()}
+
+
+@pytest.fixture
+def open_loader() -> Iterator[Open]:
+    """Makes loaders with two processes, and afterwards fails if anything of them is left."""
+    before, orphans, shared = set(threading.enumerate()), _find_orphans(), _count_shared()
+    loaders: list[MicroBatchLoader] = []
+
+    def make(dataset: Any, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader:
+        settings = {"worker_kind": "process", "num_workers": 2, "start_method": "fork", "micro_batch_size": 4}
+        loaders.append(
+            MicroBatchLoader(dataset, LoaderOptions(batch_size=16, **{**settings, **options}), shuffle=shuffle)
+        )
+        return loaders[-1]
+
+    yield make
+    while loaders:
+        loaders.pop().close()
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert multiprocessing.active_children() == []
+    assert set(threading.enumerate()) <= before
+    assert _find_orphans() <= orphans
+    assert _count_shared() <= shared
+
+
+def _count_shared() -> int:
+    """Descriptors of staging memory in this process."""
+    links = Path("/proc/self/fd").iterdir()
+    return sum("lit_data" in str(link.readlink()) for link in links if link.is_symlink())
+
+
+def _expect_death(loader: MicroBatchLoader, match: str, *, within_s: float = 5) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(WorkerDiedError, match=match):
+        list(loader)
+    assert time.monotonic() - started_s < within_s
+    assert multiprocessing.active_children() == []
+
+
+def _name_samples(at: int) -> str:
+    first = at - at % 4
+    return f"sample {first}, {first + 1}, {first + 2}, {first + 3} \\(images/{first}.png first\\)"
+
+
+@pytest.mark.parametrize("at", [0, 31, 63])
+@pytest.mark.parametrize(("fault", "how", "hint"), DEATHS)
+def test_a_dead_worker_is_named_with_its_samples(
+    fault: Callable[[], None], how: str, hint: str, at: int, open_loader: Open
+) -> None:
+    loader = open_loader(Faulty(fault, at))
+    _expect_death(loader, rf"^worker \d+ {how} while it had {_name_samples(at)}. {hint}")
+    _expect_death(loader, rf"^worker \d+ {how} while it had {_name_samples(at)}")  # with new workers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(("fault", "how", "hint"), DEATHS)
+def test_a_dead_worker_is_named_however_it_was_started(
+    fault: Callable[[], None], how: str, hint: str, method: str, open_loader: Open
+) -> None:
+    loader = open_loader(Faulty(fault), start_method=method)
+    _expect_death(loader, rf"^worker \d+ {how} while it had {_name_samples(31)}. {hint}", within_s=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("fault", "how", "hint"), DEATHS)
+def test_a_dead_worker_is_named_twenty_times_of_twenty(
+    fault: Callable[[], None], how: str, hint: str, open_loader: Open
+) -> None:
+    for number in range(20):
+        loader = open_loader(Faulty(fault, at=3 * number), shuffle=True)
+        _expect_death(loader, rf"^worker \d+ {how} while it had sample .*images/.* {hint}")
+
+
+@pytest.mark.parametrize("at", [0, 31, 63])
+@pytest.mark.parametrize("fault", [_sleep, _stop])
+def test_a_hanging_worker_is_named_and_killed_after_the_timeout(
+    fault: Callable[[], None], at: int, open_loader: Open
+) -> None:
+    loader = open_loader(Faulty(fault, at), timeout_s=0.4)
+    message = rf"^worker \d+ was not ready with {_name_samples(at)} after timeout_s=0.4 s: is the disk"
+    _expect_death(loader, message, within_s=1.4)
+
+
+def test_a_worker_that_hangs_in_a_broken_off_epoch_does_not_hold_up_the_next_for_ever(open_loader: Open) -> None:
+    loader = open_loader(Faulty(_sleep), timeout_s=0.4, shuffle=True)
+    next(iter(loader))
+    _expect_death(loader, r"was not ready with .* after timeout_s=0.4 s", within_s=2)
+
+
+@pytest.mark.parametrize("seconds_s", [0.0, 0.3])
+def test_a_worker_that_dies_during_a_training_step_is_reported_at_the_next_batch(
+    seconds_s: float, open_loader: Open
+) -> None:
+    dying, other = open_loader(Faulty(), shuffle=True), open_loader(Faulty(), shuffle=True)
+    batches, others = iter(dying), iter(other)
+    pids = {int(pid) for pid in next(batches)["pid"]}
+    victim = next(process for process in multiprocessing.active_children() if process.pid in pids)
+    next(others)
+    victim.kill()
+    victim.join(5)
+    threading.Event().wait(seconds_s)  # the step goes on
+    assert sum(len(batch["index"]) for batch in others) == 48
+    with pytest.raises(WorkerDiedError, match=rf"^worker {victim.pid} was killed \(SIGKILL\) while it had no sample"):
+        list(batches)
+    assert sum(len(batch["index"]) for batch in other) == 64
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_torch_says_of_other_loaders_still_arrives(
+    closed: bool, monkeypatch: pytest.MonkeyPatch, open_loader: Open
+) -> None:
+    def report(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
+
+    loader = open_loader(Faulty(), shuffle=True)
+    next(iter(loader))
+    if closed:
+        loader.close()
+    monkeypatch.setattr("lit_data.loading.watch._front._before", report)
+    with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid 1\) is killed"):
+        signal.raise_signal(signal.SIGCHLD)
+    monkeypatch.undo()
+    assert len(list(loader)) == 4
+
+
+@pytest.mark.slow
+def test_a_dead_worker_is_reported_to_a_thread_that_is_not_the_main_one(open_loader: Open) -> None:
+    loader = open_loader(Faulty(_kill))
+    found: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            list(loader)
+        except WorkerDiedError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join(7)
+    assert not thread.is_alive()
+    assert [type(error) for error in found] == [WorkerDiedError]
+
+
+def test_after_a_bus_error_the_dataset_says_what_became_of_its_files(tmp_path: Path, open_loader: Open) -> None:
+    path = tmp_path / "pixels.bin"
+    path.write_bytes(bytes(64 * mmap.PAGESIZE))
+    with pytest.raises(StoreCorruptError, match=r"pixels.bin was cut short: build it again"):
+        list(open_loader(Files(path)))
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_loader_that_is_dropped_takes_its_workers_along(kind: str, open_loader: Open) -> None:
+    before = set(threading.enumerate())
+    loader = MicroBatchLoader(
+        Faulty(), LoaderOptions(batch_size=16, worker_kind=kind, num_workers=2, start_method="fork"), shuffle=True
+    )
+    next(iter(loader))
+    workers = (set(threading.enumerate()) - before) | set(multiprocessing.active_children())
+    assert len(workers) >= 2
+    del loader
+    gc.collect()
+    for worker in workers:
+        worker.join(5)
+        assert not worker.is_alive()
+
+
+def test_an_old_iteration_that_is_dropped_late_leaves_the_new_one_whole(open_loader: Open) -> None:
+    loader = open_loader(Faulty(), shuffle=True)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    seen = next(new)["index"].tolist()
+    del old
+    seen += [index for batch in new for index in batch["index"].tolist()]
+    assert sorted(seen) == list(range(64))
+
+
+class ManyParts(Exception):
+    """Cannot be built from one string."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Locked(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("behind a lock")
+        self.lock = threading.Lock()
+
+
+def _raise_local() -> None:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("from a function")
+
+
+def _raise_many_parts() -> None:
+    raise ManyParts("one", "two")
+
+
+def _raise_locked() -> None:
+    raise Locked
+
+
+def _raise_missing() -> None:
+    raise FileNotFoundError(2, "No such file", "images/31.png")
+
+
+def _raise_data_error() -> None:
+    raise DataError("images/31.png is empty")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (_raise_local, "LocalError: from a function"),
+        (_raise_many_parts, "ManyParts: one and two"),
+        (_raise_locked, "Locked: behind a lock"),
+        (_leave, "SystemExit: 3"),
+    ],
+)
+def test_an_exception_that_cannot_cross_is_quoted(fault: Callable[[], None], message: str, open_loader: Open) -> None:
+    with pytest.raises(DataError, match=r"^loading sample 31 \(images/31.png\) failed:\nTraceback") as caught:
+        list(open_loader(Faulty(fault), timeout_s=20))
+    assert message in str(caught.value)
+    assert f"in {fault.__name__}" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [(_raise_missing, FileNotFoundError), (_raise_data_error, DataError), (_leave, DataError)],
+)
+def test_an_exception_that_can_cross_arrives_as_itself(
+    fault: Callable[[], None], expected: type[Exception], kind: str, open_loader: Open
+) -> None:
+    with pytest.raises(expected) as caught:
+        list(open_loader(Faulty(fault), worker_kind=kind))
+    assert type(caught.value) is expected
+    told = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "loading sample 31 (images/31.png)" in told
+    assert getattr(caught.value, "filename", "images/31.png") == "images/31.png"
+
+
+class BadText(Faulty):
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> Any:
+        super().write_into(rows, indices, epoch)
+        return {"name": [lambda: None for _ in indices]}
+
+
+def test_text_that_cannot_be_sent_is_refused_and_does_not_hang(open_loader: Open) -> None:
+    with pytest.raises(DataError, match=r"text of a sample cannot be sent to the main process"):
+        list(open_loader(BadText(), timeout_s=20))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_error_of_the_consumer_is_left_alone(shuffle: bool, open_loader: Open) -> None:
+    loader = open_loader(Faulty(), shuffle=shuffle)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(RuntimeError, match=r"^the training step$"):
+        batches.throw(RuntimeError("the training step"))  # type: ignore[attr-defined]
+    assert torch.cat([batch["index"] for batch in loader]).sort().values.tolist() == list(range(64))
+
+
+def test_a_ring_that_does_not_fit_is_refused_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, open_loader: Open
+) -> None:
+    class Large(Faulty):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fields = {"image": FieldSpec((2**16,), "uint8")}
+
+    monkeypatch.setattr("lit_data.loading.staging.available_memory_bytes", lambda: 2**20)
+    message = "staging 4 batches of 16 samples needs 4 MiB and 1 MiB of memory are available: lower data.loader"
+    with pytest.raises(ConfigError, match=message):
+        list(open_loader(Large()))

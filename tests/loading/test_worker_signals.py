@@ -1,0 +1,132 @@
+"""Signals to the whole process group, and how soon workers end that do not listen."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.types import FieldSpec
+
+pytestmark = pytest.mark.timeout(60)
+
+_PROGRAM = """
+    import os, signal, sys, threading
+    import numpy as np
+    from lit_data.loading import LoaderOptions, MicroBatchLoader
+    from lit_data.types import FieldSpec
+
+    class Pids:
+        fields = {"index": FieldSpec((), "int64"), "pid": FieldSpec((), "int64")}
+
+        def __len__(self):
+            return 64
+
+        def write_into(self, rows, indices, epoch):
+            rows["index"][:] = indices
+            rows["pid"][:] = os.getpid()
+
+    if __name__ == "__main__":
+        seen = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: seen.append(number))
+        options = LoaderOptions(
+            batch_size=16, micro_batch_size=4, num_workers=2, worker_kind="process", start_method="fork"
+        )
+        loader = MicroBatchLoader(Pids(), options, shuffle=True)
+        batches = iter(loader)
+        pids = set(next(batches)["pid"].tolist())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.killpg(0, number)
+        pids |= {pid for batch in batches for pid in batch["pid"].tolist()}
+        again = {pid for batch in loader for pid in batch["pid"].tolist()}
+        print(seen == [signal.SIGINT, signal.SIGTERM], len(pids), pids == again)
+        loader.close()
+"""
+
+
+class Waiting:
+    """Sample 31 does not return; the first batch does not hold it."""
+
+    fields: Mapping[str, FieldSpec] = {"index": FieldSpec((), "int64")}
+
+    def __init__(self, seconds_s: float) -> None:
+        self.seconds_s = seconds_s
+
+    def __len__(self) -> int:
+        return 64
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        rows["index"][:] = indices
+        if 31 in indices:
+            time.sleep(self.seconds_s)
+
+
+@pytest.fixture
+def loader(request: pytest.FixtureRequest) -> Iterator[MicroBatchLoader]:
+    options = LoaderOptions(
+        batch_size=16, micro_batch_size=4, num_workers=2, worker_kind="process", start_method="fork"
+    )
+    loader = MicroBatchLoader(Waiting(request.param), options)
+    yield loader
+    loader.close()
+
+
+def test_workers_ignore_what_is_sent_to_the_process_group() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_PROGRAM)],
+        capture_output=True,
+        text=True,
+        timeout=40,
+        start_new_session=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("True 2 True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("loader", "stopped", "within_s"),
+    [
+        (0.0, False, 0.5),  # idle
+        (3600.0, False, 0.5),  # asleep in the dataset
+        (0.0, True, 2.0),  # deaf to SIGTERM
+        (3600.0, True, 2.0),
+    ],
+    indirect=["loader"],
+)
+def test_close_ends_workers_whatever_they_do(loader: MicroBatchLoader, stopped: bool, within_s: float) -> None:
+    batches = iter(loader)
+    next(batches)
+    workers = [psutil.Process(process.pid) for process in multiprocessing.active_children()]
+    assert len(workers) == 2
+    for worker in workers:
+        if stopped:
+            worker.send_signal(signal.SIGSTOP)
+    started_s = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started_s < within_s
+    assert not any(worker.is_running() for worker in workers)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("loader", [3600.0], indirect=True)
+def test_a_hanging_worker_ignores_sigterm_until_the_loader_closes(loader: MicroBatchLoader) -> None:
+    batches = iter(loader)
+    next(batches)
+    workers = multiprocessing.active_children()
+    for process in workers:
+        os.kill(process.pid or 0, signal.SIGTERM)
+        os.kill(process.pid or 0, signal.SIGINT)
+    workers[0].join(0.2)
+    workers[1].join(0.2)
+    assert multiprocessing.active_children() == workers

@@ -234,6 +234,4 @@ def _extend(image: Array, patch: StripePatch, patch_px: tuple[int, int]) -> Arra
 
 
 def _cut(image: Array, patch: StripePatch, patch_px: tuple[int, int]) -> Array:
-    out = np.empty((len(image), *patch_px), dtype=image.dtype)
-    cut_patch(image, patch.y, patch.x, out)
-    return out
+    return cut_patch(image, patch.y, patch.x, patch_px).copy()

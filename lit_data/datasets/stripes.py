@@ -168,30 +168,38 @@ class StripeDataset:
         )
 
 
-def cut_patch(image: Array, top_px: int, left_px: int, out: Array) -> None:
-    """Copy one patch; where it reaches past the lower or right edge, the image is mirrored without its edge row.
+def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
+    """One patch; where it reaches past the lower or right edge, the image is mirrored without its edge row.
 
     Args:
         image: [C, H, W].
         top_px: First row.
         left_px: First column.
-        out: [C, h, w], written in place.
+        size_px: (h, w).
+
+    Returns:
+        [C, h, w], a view where it lies inside the image.
     """
-    height, width = out.shape[1:]
+    height, width = size_px
     patch = image[:, top_px : top_px + height, left_px : left_px + width]
-    if patch.shape == out.shape:
-        out[...] = patch
-        return
+    if patch.shape[1:] == size_px:
+        return patch
     rows = _mirror(top_px, height, image.shape[1])
     columns = _mirror(left_px, width, image.shape[2])
-    out[...] = image[:, rows[:, None], columns]
+    return image[:, rows[:, None], columns]
 
 
 def _cut_patches(
     bank: ImageBank, images: NDArray[np.int64], tops_px: NDArray[np.int64], lefts_px: NDArray[np.int64], rows: Array
 ) -> None:
-    for row, image, top, left in zip(rows, images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True):
-        cut_patch(bank[image], top, left, row)
+    size_px = rows.shape[2:]
+    places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
+    patches = (cut_patch(bank[image], top, left, size_px) for image, top, left in places)
+    if isinstance(bank, DecodedStore):
+        np.concatenate(list(patches), out=rows.reshape(-1, *size_px))
+        return
+    for row, patch in zip(rows, patches, strict=True):  # one by one: each keeps a whole decoded image in memory
+        row[...] = patch
 
 
 def _mirror(start: int, length: int, limit: int) -> NDArray[np.int64]:

@@ -120,9 +120,9 @@ def test_patches_past_the_edge_are_mirrored() -> None:
 def test_the_store_stays_as_it_is() -> None:
     image = np.zeros((1, 4, 4), np.uint8)
     image.flags.writeable = False
-    patch = np.ones((1, 2, 2), np.uint8)
-    cut_patch(image, 1, 1, patch)
-    patch += 5
+    patch = cut_patch(image, 1, 1, (2, 2))
+    with pytest.raises(ValueError, match="read-only"):
+        patch += 5
     assert not image.any()
 
 

@@ -1,6 +1,6 @@
 """From an order to batches: plans them into the staging ring ahead of the workers, and hands out what is written."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ class Assembly(Iterator[Task]):
         staging: Memory.
         progress: Where to begin; kept up to date.
         batch_size: Samples per batch on this rank.
-        micro_batch_size: Samples of a task.
+        micro_batch_size: Samples of a task, for a batch of a size.
         plan: Number of the first plan, above those of earlier runs.
     """
 
@@ -77,7 +77,7 @@ class Assembly(Iterator[Task]):
         progress: Progress,
         *,
         batch_size: int,
-        micro_batch_size: int,
+        micro_batch_size: Callable[[int], int],
         plan: int,
     ) -> None:
         self.order, self.staging, self.progress, self.plan = order, staging, progress, plan
@@ -131,7 +131,7 @@ class Assembly(Iterator[Task]):
         if not samples:
             return iter(())
         slot = self.staging.take(batch_size)
-        epoch, size = self.progress.epoch, self._micro_batch_size
+        epoch, size = self.progress.epoch, self._micro_batch_size(batch_size)
         slot.arrays[INDICES][:samples] = self._reader.indices(position, taken)
         firsts = range(0, samples, size)
         self._position = position + taken

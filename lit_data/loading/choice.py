@@ -1,10 +1,11 @@
 """Which kind of workers, and how many: by the size of the set, the machine, and a short measurement."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Final
 
@@ -19,12 +20,16 @@ from lit_data.loading.tasks import Failure, write
 from lit_data.loading.workers import InlineWorkers, ThreadWorkers, Workers
 from lit_data.types import Array, RowWriter
 
-_PROBES: Final = 3
+_PROBES: Final = 6
 _PROBE_S: Final = 0.3
+_PROBE_SAMPLES: Final = 32
 _SMALL_S: Final = 0.1
+_SAMPLES_PER_WORKER: Final = 32
 _THREADS_GAIN: Final = 1.3
 _PROCESS_BYTES: Final = 300 * 2**20
 _MEMORY_SHARE: Final = 0.5
+_TASK_S: Final = 0.001
+_TASK_SAMPLES: Final = 16
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,7 @@ class Choice:
         kind: `inline`, `thread` or `process`.
         workers: How many; 0 for `inline`.
         reason: One sentence.
+        micro_batch_size: As configured, or none: see `count_rows`.
         inline_us_per_sample: Measured in the main thread; none if nothing was measured.
         thread_gain: Measured throughput of two threads against the main thread; none if not measured.
     """
@@ -44,8 +50,21 @@ class Choice:
     kind: WorkerKind
     workers: int
     reason: str
+    micro_batch_size: int | None = None
     inline_us_per_sample: float | None = None
     thread_gain: float | None = None
+
+    def count_rows(self, batch_size: int) -> int:
+        """Samples of a micro-batch, where it is not configured.
+
+        Each worker gets its share of a batch, but no less than 1 ms of work, if that was measured, or 16 samples:
+        handing out a task costs a worker process about 0.1 ms.
+        """
+        if self.micro_batch_size is not None or not self.workers:
+            return min(self.micro_batch_size or batch_size, batch_size)
+        us = self.inline_us_per_sample
+        least = _TASK_SAMPLES if us is None else math.ceil(_TASK_S * 1e6 / us)
+        return min(batch_size, max(math.ceil(batch_size / self.workers), least))
 
     def to_plain(self) -> dict[str, Any]:
         """A dict for a file."""
@@ -55,20 +74,21 @@ class Choice:
 def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size: int) -> Choice:
     """Fill in what the options leave to `auto`, and print it.
 
-    The number of workers is that of the cores of this rank, but no more than one for every four micro-batches of the
-    set, and for processes no more than fit into half of the available memory at 300 MiB each. Fewer than four
-    micro-batches, or a whole epoch that takes less than 0.1 s, stay in the main thread. Threads are taken where two of
-    them are at least 1.3 times as fast as the main thread, otherwise processes; datasets that give single samples
-    always get processes, because Python code does not speed up with threads and may not be made for them.
+    The number of workers is that of the cores of this rank, but no more than one for every 32 samples of the set, and
+    for processes no more than fit into half of the available memory at 300 MiB each. Sets of fewer than 32 samples, and
+    those whose whole epoch takes less than 0.1 s, stay in the main thread. Threads are taken where two of them are at
+    least 1.3 times as fast as the main thread, otherwise processes; datasets that give single samples always get
+    processes, because Python code does not speed up with threads and may not be made for them.
     """
+    micro = None if options.micro_batch_size == "auto" else options.micro_batch_size
     if options.worker_kind == "inline" or options.num_workers == 0:
-        return Choice(kind="inline", workers=0, reason="as configured")
-    by_size = len(rows) // (4 * options.micro_batch_size)
+        return Choice(kind="inline", workers=0, reason="as configured", micro_batch_size=micro)
+    ranks, by_size = count_local_ranks(world_size), len(rows) // _SAMPLES_PER_WORKER
     if options.worker_kind != "auto":
-        fitting = min(by_size, _count_fitting(options.worker_kind, count_local_ranks(world_size)))
+        fitting = min(by_size, _count_fitting(options.worker_kind, ranks))
         workers = max(1, fitting) if options.num_workers == "auto" else options.num_workers
-        return Choice(kind=options.worker_kind, workers=workers, reason="as configured")
-    choice = _choose(rows, layout, options, by_size, world_size)
+        return Choice(kind=options.worker_kind, workers=workers, reason="as configured", micro_batch_size=micro)
+    choice = replace(_choose(rows, layout, options.num_workers, by_size, world_size), micro_batch_size=micro)
     log.info("loader: %s, %d workers: %s", choice.kind, choice.workers, choice.reason)
     return choice
 
@@ -83,21 +103,19 @@ def open_workers(rows: RowWriter, layout: Layout, choice: Choice, options: Loade
     return InlineWorkers(rows)
 
 
-def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, by_size: int, world_size: int) -> Choice:
-    samples, micro = len(rows), options.micro_batch_size
-    if options.num_workers == "auto" and by_size == 0:
-        return Choice(
-            kind="inline", workers=0, reason=f"{samples} samples are fewer than four micro-batches of {micro}"
-        )
-    inline_s, gain = _measure(rows, layout, min(micro, samples), threads=not isinstance(rows, SampleWriter))
+def _choose(rows: RowWriter, layout: Layout, wanted: int | str, by_size: int, world_size: int) -> Choice:
+    if wanted == "auto" and by_size == 0:
+        reason = f"{len(rows)} samples are fewer than {_SAMPLES_PER_WORKER}"
+        return Choice(kind="inline", workers=0, reason=reason)
+    inline_s, gain = _measure(rows, layout, threads=not isinstance(rows, SampleWriter))
     measured: dict[str, Any] = {"inline_us_per_sample": inline_s * 1e6, "thread_gain": gain}
-    epoch_s = inline_s * samples / world_size
-    if options.num_workers == "auto" and epoch_s < _SMALL_S:
+    epoch_s = inline_s * len(rows) / world_size
+    if wanted == "auto" and epoch_s < _SMALL_S:
         return Choice(kind="inline", workers=0, reason=f"a whole epoch takes {epoch_s:.3f} s", **measured)
     kind: WorkerKind = "thread" if (gain or 0) >= _THREADS_GAIN else "process"
-    wanted = options.num_workers
-    workers = min(by_size, _count_fitting(kind, count_local_ranks(world_size))) if wanted == "auto" else wanted
-    return Choice(kind=kind, workers=max(1, workers), reason=_explain(inline_s, gain), **measured)
+    fitting = min(by_size, _count_fitting(kind, count_local_ranks(world_size)))
+    workers = max(1, fitting) if isinstance(wanted, str) else wanted
+    return Choice(kind=kind, workers=workers, reason=_explain(inline_s, gain), **measured)
 
 
 def _count_fitting(kind: WorkerKind, ranks: int) -> int:
@@ -110,27 +128,32 @@ def _explain(inline_s: float, gain: float | None) -> str:
     return f"{inline_s * 1e6:.0f} us per sample in the main thread, {threads}"
 
 
-def _measure(rows: RowWriter, layout: Layout, samples: int, *, threads: bool) -> tuple[float, float | None]:
-    """Seconds per sample in the main thread, and the gain of two threads, over a few micro-batches all over the set."""
-    firsts = np.linspace(0, len(rows) - samples, 2 * _PROBES).astype(np.int64)
-    scratch = [_scratch(layout, int(first), samples) for first in firsts]
-    times_s: list[float] = []
-    for arrays in scratch:  # the first warms up
-        times_s.append(_time(rows, [arrays]))
-        if sum(times_s) > _PROBE_S and len(times_s) > 1:
-            break
+def _measure(rows: RowWriter, layout: Layout, *, threads: bool) -> tuple[float, float | None]:
+    """Seconds per sample in the main thread, and the gain of two threads, over a few micro-batches all over the set.
+
+    Where one sample alone takes longer than the whole measurement may, threads are assumed to gain.
+    """
+    _time(rows, [_scratch(layout, 0, 1)])  # opens files, fills caches
+    one_s = _time(rows, [_scratch(layout, len(rows) // 2, 1)])
+    if one_s > _PROBE_S / _PROBES:
+        return one_s, 2.0 if threads else None
+    samples = min(len(rows), _PROBE_SAMPLES, max(1, int(_PROBE_S / _PROBES / one_s)))
+    firsts = np.linspace(0, len(rows) - samples, _PROBES).astype(np.int64).tolist()
+    scratch = [_scratch(layout, first, samples) for first in firsts]
+    times_s = [_time(rows, [arrays]) for arrays in scratch]
     inline_s = median(times_s[1:]) / samples
-    if not threads or times_s[-1] > _PROBE_S:
-        return inline_s, None if not threads else 1.0
-    repeats = max(1, min(20, int(_PROBE_S / 4 / max(median(times_s), 1e-6) / 2)))
+    return inline_s, _compare_threads(rows, scratch, median(times_s)) if threads else None
+
+
+def _compare_threads(rows: RowWriter, scratch: list[dict[str, Array]], micro_batch_s: float) -> float:
+    repeats = max(1, min(20, int(_PROBE_S / 8 / micro_batch_s)))
     half = len(scratch) // 2
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda part: _time(rows, part), (scratch[:1], scratch[1:2])))  # start the threads
         started_s = time.perf_counter()
         list(pool.map(lambda part: _time(rows, part * repeats), (scratch[:half], scratch[half:])))
         together_s = time.perf_counter() - started_s
-    alone_s = _time(rows, scratch * repeats)
-    return inline_s, alone_s / together_s
+    return _time(rows, scratch * repeats) / together_s
 
 
 def _time(rows: RowWriter, parts: Sequence[dict[str, Array]]) -> float:

@@ -121,20 +121,23 @@ class MicroBatchLoader:
         progress = self._start(self.epoch)
         if progress.batches and not self.order.steps(progress.position, self.batch_size):
             progress = Progress(self.epoch + 1)  # the interrupted epoch was complete
-        samples, micro = self.batch_size, self.options.micro_batch_size
-        check_room(self._layout, samples, self.options.prefetch_batches + 2)
+        samples = self.batch_size
+        micro = self.choice.count_rows(samples)
+        tasks = -(-samples // micro)
+        depth = max(self.options.prefetch_batches * tasks, self.choice.workers)
+        check_room(self._layout, samples, -(-depth // tasks) + 2)
         workers = self._workers = self._workers or open_workers(self._rows, self._layout, self.choice, self.options)
         assembly = Assembly(
             self.order,
             self._staging,
             progress,
             batch_size=samples,
-            micro_batch_size=micro,
+            micro_batch_size=self.choice.count_rows,
             plan=self._plan + 1,
         )
         self._assembly, self._progress = assembly, progress
         try:
-            for task, answer in workers.run(assembly, self.options.prefetch_batches * -(-samples // micro)):
+            for task, answer in workers.run(assembly, depth):
                 batch = assembly.receive(task, answer)
                 if batch is not None:
                     yield self._hand_out(batch.slot, batch.samples, batch.texts)

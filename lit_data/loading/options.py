@@ -28,7 +28,8 @@ class LoaderOptions:
 
     Args:
         batch_size: Samples per batch.
-        micro_batch_size: Samples that a worker writes at a time; one larger than a batch counts as the batch.
+        micro_batch_size: Samples that a worker writes at a time; one larger than a batch counts as the batch. For
+            `auto` see `lit_data.loading.choice.Choice.count_rows`.
         num_workers: Workers; 0 is the main thread, for `auto` see `lit_data.loading.choice.choose_workers`.
         worker_kind: `inline` (the main thread), `thread`, `process`, or `auto`: as a short measurement says.
         start_method: How processes start; `auto` is the default of this Python.
@@ -44,7 +45,7 @@ class LoaderOptions:
     """
 
     batch_size: int = 32
-    micro_batch_size: int = 8
+    micro_batch_size: int | Literal["auto"] = "auto"
     num_workers: int | Literal["auto"] = "auto"
     worker_kind: WorkerKind = "auto"
     start_method: StartMethod = "auto"
@@ -57,10 +58,10 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         """Check every range."""
-        for name, least in (("batch_size", 1), ("micro_batch_size", 1), ("prefetch_batches", 1)):
-            check_count(name, getattr(self, name), least)
-        if self.num_workers != "auto":
-            check_count("num_workers", self.num_workers, 0)
+        for name, least in (("batch_size", 1), ("micro_batch_size", 1), ("prefetch_batches", 1), ("num_workers", 0)):
+            value = getattr(self, name)
+            if value != "auto" or name not in ("micro_batch_size", "num_workers"):
+                check_count(name, value, least)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {choices}")

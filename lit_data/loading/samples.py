@@ -1,8 +1,6 @@
 """Any map-style dataset, written row by row like one that writes rows itself."""
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -10,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError
+from lit_data.loading.generators import are_equal, put_states, seed_generators, take_states
 from lit_data.rng import Stream, random_words
 from lit_data.types import Array, Batch, FieldSpec
 
@@ -43,8 +42,9 @@ class SampleWriter:
     in torch); text and bytes become lists. All samples must have the structure and the shapes of sample 0.
 
     What a dataset draws from the global generators of torch, NumPy and `random` is made a pure function of
-    (seed, epoch, index): they are seeded before each ``__getitem__`` and put back afterwards. Not with several threads,
-    which share those generators, and not inside ``__getitems__``, which makes many samples at once.
+    (seed, epoch, index): once the generators are seen to move, they are seeded before each ``__getitem__`` and put back
+    afterwards. Not with several threads, which share those generators, and not inside ``__getitems__``, which makes
+    many samples at once.
 
     Args:
         dataset: At least one sample.
@@ -53,6 +53,7 @@ class SampleWriter:
 
     Attributes:
         fields: Shape and dtype of each value that is an array.
+        draws: Whether the dataset draws from global generators.
 
     Raises:
         ConfigError: Sample 0 holds something that cannot be put into a batch.
@@ -61,9 +62,10 @@ class SampleWriter:
     def __init__(self, dataset: MapStyle, *, seed: int, isolated: bool) -> None:
         self.dataset, self.seed, self.isolated = dataset, seed, isolated
         self.fields: dict[str, FieldSpec] = {}
-        with _kept_generators():
-            _seed_generators(random_words(seed, Stream.USER, 0, 0, 2)[0])
-            self.structure = self._describe(dataset[0], "")
+        before = take_states()
+        self.structure = self._describe(dataset[0], "")
+        self.draws = not are_equal(before, take_states())
+        put_states(before)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -92,26 +94,35 @@ class SampleWriter:
         if set_epoch:
             set_epoch(epoch)
         texts: dict[str, list[Any]] = {}
-        for row, sample in enumerate(self._read(indices, epoch)):
-            self._write(self.structure, sample, rows, row, texts)
+        self._fill(self.structure, self._read(indices, epoch), rows, texts)
         return texts
 
     def build(self, arrays: Batch, texts: Mapping[str, list[Any]]) -> Value:
         """A batch in the structure of a sample."""
         return _build(self.structure, arrays, texts)
 
-    def _read(self, indices: NDArray[np.int64], epoch: int) -> Iterator[Any]:
+    def _read(self, indices: NDArray[np.int64], epoch: int) -> list[Value]:
         read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
         if read_many:
-            yield from read_many(indices.tolist())
-        elif not self.isolated:
-            yield from (self.dataset[index] for index in indices.tolist())
-        else:
-            words = random_words(self.seed, Stream.USER, indices, epoch, 2)
-            with _kept_generators():
-                for index, seed_words in zip(indices.tolist(), words, strict=True):
-                    _seed_generators(seed_words)
-                    yield self.dataset[index]
+            return list(read_many(indices.tolist()))
+        if self.isolated and not self.draws:
+            before = take_states()
+            samples = [self.dataset[index] for index in indices.tolist()]
+            if are_equal(before, take_states()):
+                return samples
+            self.draws = True  # these samples were drawn from whatever was there: read them again
+            put_states(before)
+        if not self.isolated:
+            return [self.dataset[index] for index in indices.tolist()]
+        return self._read_seeded(indices, epoch)
+
+    def _read_seeded(self, indices: NDArray[np.int64], epoch: int) -> list[Value]:
+        samples, before = [], take_states()
+        for index, words in zip(indices.tolist(), random_words(self.seed, Stream.USER, indices, epoch, 2), strict=True):
+            seed_generators(words)
+            samples.append(self.dataset[index])
+        put_states(before)
+        return samples
 
     def _describe(self, value: Value, name: str) -> Value:
         if isinstance(value, Mapping):
@@ -127,39 +138,71 @@ class SampleWriter:
         self.fields[name] = FieldSpec(tuple(tensor.shape), array.dtype.name)
         return Leaf(name, tensor.dtype)
 
-    def _write(
-        self,
-        structure: Value,
-        value: Value,
-        rows: Mapping[str, Array],
-        row: int,
-        texts: dict[str, list[Any]],
+    def _fill(
+        self, structure: Value, parts: list[Value], rows: Mapping[str, Array], texts: dict[str, list[Any]]
     ) -> None:
+        """Write the same part of several samples."""
         if isinstance(structure, Leaf):
             if structure.dtype is None:
-                texts.setdefault(structure.name, []).append(value)
+                texts.setdefault(structure.name, []).extend(parts)
             else:
-                _write_leaf(structure, value, rows[structure.name], row)
+                _fill_leaf(structure, parts, rows[structure.name])
             return
-        keyed = isinstance(structure, dict)
-        if keyed != isinstance(value, Mapping) or (keyed and structure.keys() != value.keys()):
-            raise DataError(f"a sample is a {_sketch(value)} and sample 0 a {_sketch(structure)}: give them one form")
-        if not keyed and len(structure) != len(value):
-            raise DataError(f"a sample has {len(value)} parts and sample 0 has {len(structure)}: give them one form")
-        for key in structure if keyed else range(len(structure)):
-            self._write(structure[key], value[key], rows, row, texts)
+        _check_form(structure, parts)
+        for key in structure if isinstance(structure, dict) else range(len(structure)):
+            self._fill(structure[key], [part[key] for part in parts], rows, texts)
+
+
+def _check_form(structure: Value, parts: list[Value]) -> None:
+    if isinstance(structure, dict):
+        keys = structure.keys()
+        wrong = next((part for part in parts if not isinstance(part, Mapping) or part.keys() != keys), None)
+    else:
+        wrong = next((part for part in parts if isinstance(part, Mapping) or len(part) != len(structure)), None)
+    if wrong is not None:
+        raise DataError(f"a sample is a {_sketch(wrong)} and sample 0 a {_sketch(structure)}: give them one form")
+
+
+def _fill_leaf(leaf: Leaf, parts: list[Value], target: Array) -> None:
+    """Write a value of several samples: at once where all are tensors or numbers, otherwise one by one."""
+    try:
+        if isinstance(parts[0], torch.Tensor):
+            rows = torch.from_numpy(target)
+            with torch.no_grad():
+                torch.stack(parts, out=rows if leaf.dtype is None else rows.view(leaf.dtype))
+            return
+        if not target.shape[1:]:
+            target[:] = _cast(np.asarray(parts), leaf, target)
+            return
+    except (RuntimeError, TypeError, ValueError):
+        pass  # they differ: the loop finds out in what
+    for row, part in enumerate(parts):
+        _write_leaf(leaf, part, target, row)
 
 
 def _write_leaf(leaf: Leaf, value: Value, target: Array, row: int) -> None:
     if isinstance(value, torch.Tensor):
         value = value.detach()
         value = (value.view(_VIEWED_AS[value.dtype]) if value.dtype in _VIEWED_AS else value).numpy()
-    if np.shape(value) != target.shape[1:]:
+    array = np.asarray(value)
+    if array.shape != target.shape[1:]:
         raise DataError(
-            f"{leaf.name.lstrip('.') or 'a sample'} has shape {list(np.shape(value))} and that of sample 0 has "
-            f"{list(target.shape[1:])}: crop or pad the samples to one shape"
+            f"{_name(leaf)} has shape {list(array.shape)} and that of sample 0 has {list(target.shape[1:])}: crop or "
+            "pad the samples to one shape"
         )
-    target[row] = value
+    target[row] = _cast(array, leaf, target)
+
+
+def _cast(array: Array, leaf: Leaf, target: Array) -> Array:
+    if not np.can_cast(array.dtype, target.dtype, "same_kind"):
+        raise DataError(
+            f"{_name(leaf)} has dtype {array.dtype} and that of sample 0 has {target.dtype}: give all samples one dtype"
+        )
+    return array
+
+
+def _name(leaf: Leaf) -> str:
+    return leaf.name.lstrip(".") or "a sample"
 
 
 def _as_tensor(value: Value, name: str) -> torch.Tensor:
@@ -196,22 +239,6 @@ def _build(structure: Value, arrays: Batch, texts: Mapping[str, list[Any]]) -> V
 
 
 def _sketch(value: Value) -> str:
-    return f"dict of {sorted(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
-
-
-def _seed_generators(words: NDArray[np.uint32]) -> None:
-    low, high = int(words[0]), int(words[1])
-    torch.default_generator.manual_seed(low | high << 32)
-    np.random.seed(low)  # noqa: NPY002 - the global generator is what users draw from
-    random.seed(high)
-
-
-@contextmanager
-def _kept_generators() -> Iterator[None]:
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
+    if isinstance(value, Mapping):
+        return f"dict of {sorted(map(str, value))}"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__

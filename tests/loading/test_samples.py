@@ -1,0 +1,207 @@
+"""Any map-style dataset through the loader gives what torch's DataLoader gives."""
+
+import random
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.samples import SampleWriter
+
+KINDS = [
+    {"worker_kind": "inline"},
+    {"worker_kind": "thread", "num_workers": 2},
+    {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
+]
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+class Made:
+    def __init__(self, make: Any, length: int = 23) -> None:
+        self.make, self.length = make, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def _everything(index: int) -> dict[str, Any]:
+    return {
+        "tensor": torch.full((2, 3), index, dtype=torch.uint8),
+        "half": torch.tensor([index, 1.5], dtype=torch.bfloat16),
+        "grad": torch.ones(2, requires_grad=True) * index,
+        "array": np.full((3,), index, np.float32),
+        "scalar": np.int16(index),
+        "int": index,
+        "float": index / 3,
+        "bool": index % 2 == 0,
+        "text": f"image {index}",
+        "raw": bytes([index]),
+        "pair": Pair(torch.tensor(index), index),
+        "tuple": (index, [np.zeros(2), "a"], {"deep": index}),
+    }
+
+
+FORMS = {
+    "everything": _everything,
+    "tuple": lambda index: (torch.full((4,), float(index)), index),
+    "tensor": lambda index: torch.full((4,), index),
+    "array": lambda index: np.full((2, 2), index),
+    "number": lambda index: index,
+    "text": lambda index: f"{index}",
+    "list": lambda index: [index, float(index)],
+}
+
+
+def _assert_same(one: Any, other: Any) -> None:
+    # Text inside a tuple comes as a tuple from torch, text elsewhere as a list; here it is always a list.
+    assert type(one) is type(other) or (isinstance(one, list) and isinstance(other, tuple))
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            _assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for part, its in zip(one, other, strict=True):
+            _assert_same(part, its)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_batches_are_those_of_torch(kind: dict[str, Any], form: str) -> None:
+    dataset = Made(FORMS[form])
+    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=5, micro_batch_size=2, **kind))
+    expected = list(DataLoader(dataset, batch_size=5))  # type: ignore[arg-type]
+    for ours, theirs in zip(loader, expected, strict=True):
+        _assert_same(ours, theirs)
+    loader.close()
+
+
+def test_a_dataset_that_reads_many_at_once_is_asked_so() -> None:
+    class Many(Made):
+        asked: list[list[int]] = []  # noqa: RUF012
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.asked.append(indices)
+            return [self.make(index) for index in indices]
+
+    dataset = Many(FORMS["tuple"], 10)
+    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=6, micro_batch_size=4, worker_kind="inline"))
+    for ours, theirs in zip(loader, DataLoader(Made(FORMS["tuple"], 10), batch_size=6), strict=True):  # type: ignore[arg-type]
+        _assert_same(ours, theirs)
+    assert dataset.asked == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
+
+
+def test_a_dataset_of_torch_works() -> None:
+    dataset = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
+    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=4), shuffle=True)
+    seen = torch.cat([label for _, label in loader])
+    assert sorted(seen.tolist()) == list(range(10))
+
+
+def _draw(index: int) -> tuple[torch.Tensor, float, float]:
+    if index % 5 == 0:  # sample 0 draws, most do not
+        return torch.rand(2), float(np.random.rand()), random.random()  # noqa: NPY002
+    return torch.zeros(2), 0.0, 0.0
+
+
+def _draw_late(index: int) -> tuple[torch.Tensor, float, float]:
+    return _draw(index + 1)  # sample 0 draws nothing
+
+
+@pytest.mark.parametrize("draw", [_draw, _draw_late])
+def test_what_a_dataset_draws_from_global_generators_depends_on_the_sample_alone(draw: Any) -> None:
+    def read(epoch: int = 0, **options: Any) -> dict[int, Any]:
+        dataset = Made(lambda index: (index, *draw(index)), 40)
+        loader = MicroBatchLoader(dataset, LoaderOptions(seed=3, **options), shuffle=True)
+        loader.set_epoch(epoch)
+        found = {}
+        for index, *values in loader:
+            for row, number in enumerate(index.tolist()):
+                found[number] = [value[row].tolist() for value in values]
+        loader.close()
+        return found
+
+    expected = read(worker_kind="inline", batch_size=40)
+    assert any(sum(value[0]) for value in expected.values())
+    for batch_size, micro in ((1, 1), (7, 3), (16, "auto")):
+        assert read(worker_kind="inline", batch_size=batch_size, micro_batch_size=micro) == expected
+        forked = {"worker_kind": "process", "num_workers": 2, "start_method": "fork"}
+        assert read(**forked, batch_size=batch_size, micro_batch_size=micro) == expected
+    assert read(1, worker_kind="inline") != expected
+
+
+def test_the_main_process_draws_as_if_no_dataset_had() -> None:
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
+    list(MicroBatchLoader(Made(_draw_late), LoaderOptions(worker_kind="inline")))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]  # noqa: NPY002
+    assert random.getstate() == states[2]
+
+
+def test_set_epoch_reaches_the_dataset_in_workers_that_stay() -> None:
+    class Epochs(Made):
+        epoch = -1
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __getitem__(self, index: int) -> int:
+            return self.epoch
+
+    options = LoaderOptions(batch_size=8, worker_kind="process", num_workers=2, start_method="fork")
+    loader = MicroBatchLoader(Epochs(None), options, shuffle=True)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert {int(value) for batch in loader for value in batch} == {epoch}
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda index: torch.zeros(2 + (index == 3)), r"a sample has shape \[3\] and that of sample 0 has \[2\]: crop"),
+        (lambda index: {"x": np.zeros((2, 2 + (index == 3)))},
+         r"x has shape \[2, 3\] and that of sample 0 has \[2, 2\]"),
+        (lambda index: {"x": 1} if index != 3 else {"y": 1},
+         r"a sample is a dict of \['y'\] and sample 0 a dict of \['x'\]"),
+        (lambda index: (1, 2) if index != 3 else (1, 2, 3), "a sample is a tuple of 3 and sample 0 a list of 2"),
+        (lambda index: 1 if index != 3 else 1.5, "a sample has dtype float64 and that of sample 0 has int64"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS[::2], ids=str)
+def test_samples_of_another_form_are_named(make: Any, message: str, kind: dict[str, Any]) -> None:
+    loader = MicroBatchLoader(Made(make), LoaderOptions(batch_size=8, **kind))
+    with pytest.raises(DataError, match=message) as caught:
+        list(loader)
+    assert "while loading sample 3" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(2, device="meta"), "a sample is a tensor on meta with layout torch.strided: datasets give dense"),
+        (torch.eye(2).to_sparse(), "a tensor on cpu with layout torch.sparse_coo"),
+        ({"x": object()}, "x is a object, which cannot be put into a batch: return tensors, arrays, numbers"),
+        ((1, {2, 3}), "1 is a set, which cannot be put into a batch"),
+    ],
+)
+def test_what_cannot_be_put_into_a_batch_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SampleWriter(Made(lambda index: value), seed=0, isolated=True)
+
+
+def test_structures_are_those_of_default_collate() -> None:
+    assert type(default_collate([(1, 2), (3, 4)])) is list  # what SampleWriter follows

@@ -8,6 +8,7 @@ import lightning as L
 from omegaconf import DictConfig
 
 from lit_data.commands.pictures import draw_predictions, draw_samples
+from lit_data.commands.result import write_json
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, collect_metrics, load_weights
 from lit_data.datamodules.base import BaseDataModule
 
@@ -17,7 +18,8 @@ log = logging.getLogger(__name__)
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Train.
 
-    Writes into the run folder: checkpoints, logs, ``samples.png`` before training, ``predictions.png`` after it.
+    Writes into the run folder: checkpoints, logs, ``samples.png`` before training, ``predictions.png`` after it,
+    ``loader.json`` with the workers of each stage and the measurement that chose them.
 
     Returns:
         Metrics of the best checkpoint on the validation and the test split, and what the callbacks measured.
@@ -37,6 +39,7 @@ def _fit(cfg: DictConfig, datamodule: BaseDataModule, model: L.LightningModule) 
     trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt, weights_only=True)
     metrics = collect_metrics(trainer) | _score(trainer, model, datamodule)
     if trainer.is_global_zero:
+        write_json(folder / "loader.json", datamodule.describe_loaders())
         draw_predictions(datamodule, model, folder / "predictions.png")
     return metrics
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from lit_data.errors import StoreError
 
@@ -58,8 +58,17 @@ def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[
     values = {**metrics, "command": command, "experiment": experiment}
     ordered = {key: _make_plain(values.get(key)) for key in (*KEYS, *sorted(values.keys() - set(KEYS)))}
     path = folder / "summary.json"
-    _write_atomic(path, json.dumps(ordered, indent=2, allow_nan=False) + "\n")
+    write_json(path, ordered)
     return path
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    _write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def _make_plain(value: Value) -> str | int | float | None:

@@ -133,13 +133,12 @@ class BaseDataModule(L.LightningDataModule):
         """Batches of the training split, in an order that is new in each epoch."""
         if not len(self.dataset("train")):
             raise ConfigError("the train split holds no images: check data.splits")
-        loader = self.make_loader("train")
+        loader = self._open_loader("train")
         if self.trainer:
             loader.count_trained = functools.partial(_count_trained, self.trainer)
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
             self._resumed = None
-        self._loaders["train"] = loader
         return loader
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,6 +150,10 @@ class BaseDataModule(L.LightningDataModule):
         """Let the next training loader go on where the checkpoint was saved, also inside an epoch."""
         self._resumed = state_dict.get("train_loader")
 
+    def describe_loaders(self) -> dict[str, dict[str, Any]]:
+        """For each stage that was read: which workers its loader has, and why."""
+        return {stage: loader.choice.to_plain() for stage, loader in self._loaders.items() if loader.has_chosen}
+
     def teardown(self, stage: str) -> None:
         """End the workers."""
         for loader in self._loaders.values():
@@ -158,17 +161,17 @@ class BaseDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> Loaders:
         """Batches of the validation split, the same in each epoch; none if the split is empty."""
-        return self.make_loader("val") if len(self.dataset("val")) else []
+        return self._open_loader("val") if len(self.dataset("val")) else []
 
     def test_dataloader(self) -> MicroBatchLoader:
         """Batches of the test split."""
         if not len(self.dataset("test")):
             raise ConfigError("the test split holds no images: check data.splits")
-        return self.make_loader("test")
+        return self._open_loader("test")
 
     def predict_dataloader(self) -> MicroBatchLoader:
         """Batches of all images, in order."""
-        return self.make_loader("predict")
+        return self._open_loader("predict")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Draw what the batch needs while its indices are still on the host."""
@@ -187,6 +190,10 @@ class BaseDataModule(L.LightningDataModule):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             finished = self.finish_batch(batch, self._stage())
         return format_batch(finished, self.batch_format, self.channel_names)
+
+    def _open_loader(self, stage: Stage) -> MicroBatchLoader:
+        self._loaders[stage] = self.make_loader(stage)
+        return self._loaders[stage]
 
     def _stage(self) -> Stage:
         stage = self.trainer.state.stage if self.trainer else None

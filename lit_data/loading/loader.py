@@ -193,6 +193,11 @@ class MicroBatchLoader:
         resumed.check_fits(self.order)
         self._resumed, self._progress, self.epoch = resumed, None, resumed.epoch
 
+    @property
+    def has_chosen(self) -> bool:
+        """Whether `choice` is known already."""
+        return "choice" in self.__dict__
+
     @cached_property
     def choice(self) -> Choice:
         """The kind and number of workers, and why; the first call measures if that is to be found out."""

@@ -1,0 +1,159 @@
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lit_data.loading import LoaderOptions, MicroBatchLoader, choice, machine
+from lit_data.loading.choice import Choice
+from lit_data.loading.layout import INDICES
+from lit_data.types import FieldSpec
+
+
+class Rows:
+    """A dataset that writes rows, and counts how often it is asked."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.asked = length, 0
+        self.fields = {"index": FieldSpec((), "int64")}
+
+    def __len__(self) -> int:
+        return self.length
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        self.asked += 1
+        rows["index"][:] = indices
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine of 8 cores and 16 GiB, and samples of a given cost."""
+
+    def set_up(sample_s: float, gain: float = 1.0) -> None:
+        monkeypatch.setattr(choice, "_time", lambda rows, parts: sample_s * sum(map(_count, parts)))
+        monkeypatch.setattr(choice, "_compare_threads", lambda rows, scratch, micro_batch_s: gain)
+        monkeypatch.setattr(choice, "count_cores", lambda ranks=1: max(1, 8 // ranks))
+        monkeypatch.setattr(choice, "available_memory_bytes", lambda: 16 * 2**30)
+
+    return set_up
+
+
+def _count(arrays: dict[str, NDArray[Any]]) -> int:
+    return len(arrays[INDICES])
+
+
+def _choose(length: int, *, world_size: int = 1, dataset: Any = None, **options: Any) -> Choice:
+    chosen = dataset if dataset is not None else Rows(length)
+    return MicroBatchLoader(chosen, LoaderOptions(**options), world_size=world_size).choice
+
+
+def test_threads_where_they_gain_and_processes_where_they_do_not(fake: Any) -> None:
+    fake(1e-3, gain=1.8)
+    assert (_choose(10_000).kind, _choose(10_000).workers) == ("thread", 8)
+    fake(1e-3, gain=1.2)
+    found = _choose(10_000)
+    assert (found.kind, found.workers) == ("process", 8)
+    assert found.reason == "1000 us per sample in the main thread, two threads are 1.2 times as fast"
+    assert found.inline_us_per_sample == pytest.approx(1000)
+
+
+def test_a_small_set_gets_no_workers_and_a_larger_one_no_more_than_it_can_feed(fake: Any) -> None:
+    fake(0.01, gain=2)
+    assert (_choose(20).kind, _choose(20).reason) == ("inline", "20 samples are fewer than 32")
+    assert [_choose(length).workers for length in (32, 100, 255, 256, 10_000)] == [1, 3, 7, 8, 8]
+    fake(1e-6, gain=2)
+    assert _choose(10_000).reason == "a whole epoch takes 0.010 s"
+    assert _choose(10_000).kind == "inline"
+
+
+def test_ranks_share_the_cores_and_processes_the_memory(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(1e-2)
+    assert _choose(10_000, world_size=4).workers == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert _choose(10_000, world_size=4).workers == 4
+    monkeypatch.setattr(choice, "available_memory_bytes", lambda: 2 * 2**30)
+    assert _choose(10_000, world_size=4).workers == 1
+    assert _choose(10_000).workers == 3
+
+
+def test_what_is_configured_is_not_measured(caplog: pytest.LogCaptureFixture) -> None:
+    for options, expected in (
+        ({"worker_kind": "thread", "num_workers": 3}, ("thread", 3)),
+        ({"worker_kind": "process", "num_workers": 5}, ("process", 5)),
+        ({"worker_kind": "inline", "num_workers": 5}, ("inline", 0)),
+        ({"num_workers": 0}, ("inline", 0)),
+    ):
+        dataset = Rows(1000)
+        found = _choose(0, dataset=dataset, **options)
+        assert (found.kind, found.workers, found.reason) == (*expected, "as configured")
+        assert not dataset.asked
+    assert not caplog.records
+
+
+def test_the_measurement_is_short_and_printed_once(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Rows(1000)
+    loader = MicroBatchLoader(dataset, LoaderOptions())
+    with caplog.at_level(logging.INFO):
+        list(loader)
+        list(loader)
+    assert [record.message for record in caplog.records if "loader:" in record.message] == [
+        "loader: inline, 0 workers: a whole epoch takes 0.000 s"
+        if (loader.choice.inline_us_per_sample or 0) < 0.5
+        else f"loader: inline, 0 workers: {loader.choice.reason}"
+    ]
+    assert loader.choice.thread_gain is not None
+
+
+def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Rows(1000)
+    times = iter([0.0, 5.0])
+    monkeypatch.setattr(
+        choice, "_time", lambda rows, parts: (rows.write_into(parts[0], np.zeros(1), 0), next(times))[1]
+    )
+    found = _choose(0, dataset=dataset)
+    assert (found.kind, found.thread_gain, dataset.asked) == ("thread", 2.0, 2)
+
+
+def test_single_samples_are_never_given_to_threads(fake: Any) -> None:
+    fake(1e-3, gain=5)
+    found = _choose(0, dataset=[np.float32(number) for number in range(1000)])
+    assert (found.kind, found.thread_gain) == ("process", None)
+    assert "single samples are not made by threads" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("workers", "us", "batch_size", "expected"),
+    [
+        (0, 10.0, 384, 384),  # the main thread writes whole batches
+        (2, 10.0, 384, 192),  # a share for each worker
+        (8, 10.0, 384, 100),  # no less than a millisecond of work
+        (8, 5000.0, 384, 48),
+        (8, 5000.0, 4, 1),
+        (8, None, 384, 48),  # not measured
+        (8, None, 32, 16),
+        (8, None, 8, 8),
+    ],
+)
+def test_micro_batches_are_a_share_of_the_batch(workers: int, us: float | None, batch_size: int, expected: int) -> None:
+    found = Choice(kind="process", workers=workers, reason="", inline_us_per_sample=us)
+    assert found.count_rows(batch_size) == expected
+    assert Choice(kind="process", workers=workers, reason="", micro_batch_size=5).count_rows(32) == 5
+    assert Choice(kind="process", workers=workers, reason="", micro_batch_size=50).count_rows(32) == 32
+
+
+def test_a_container_s_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "cpu.max": "200000 100000",
+        "memory.max": str(4 * 2**30),
+        "memory.current": str(3 * 2**30),
+        "memory.stat": f"anon 5\nactive_file {2**29}\ninactive_file {2**28}\nfile 1",
+    }
+    monkeypatch.setattr(machine, "_read", lambda path: files[path.name])
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert machine.count_cores() == 2
+    assert machine.count_cores(4) == 1
+    assert machine.available_memory_bytes() == 2**30 + 2**29 + 2**28
+    files["cpu.max"] = "max 100000"
+    assert machine.count_cores() == 16

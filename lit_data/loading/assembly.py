@@ -7,6 +7,7 @@ from typing import Any
 from lit_data.loading.layout import INDICES
 from lit_data.loading.order import EpochOrder, OrderReader
 from lit_data.loading.staging import Slot, Staging
+from lit_data.loading.state import Progress
 from lit_data.loading.tasks import Failure, Task, Texts
 
 
@@ -27,32 +28,6 @@ class Planned:
     end: int
     left: int
     texts: dict[str, list[Any]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far an epoch is.
-
-    Attributes:
-        epoch: Which epoch.
-        batches: Batches handed out in it, by this run and before it was interrupted.
-        position: Samples that these took from its order, over all ranks.
-        ends: The position behind each of the last batches, by the number of batches up to it.
-    """
-
-    epoch: int
-    batches: int = 0
-    position: int = 0
-    ends: dict[int, int] = field(default_factory=dict)
-
-    def advance(self, position: int) -> None:
-        """Count a batch that is handed out."""
-        self.batches, self.position = self.batches + 1, position
-        self.ends[self.batches] = position
-        self.ends.pop(self.batches - _REMEMBERED, None)
-
-
-_REMEMBERED = 64
 
 
 class Assembly(Iterator[Task]):

@@ -9,14 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
-from lit_data.loading.assembly import Assembly, Progress
+from lit_data.loading.assembly import Assembly
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.options import LoaderOptions, check_count
 from lit_data.loading.order import EpochOrder
+from lit_data.loading.rows import as_rows, count_samples
 from lit_data.loading.samples import MapStyle, SampleWriter
 from lit_data.loading.staging import Slot, Staging, check_room
-from lit_data.loading.state import LoaderState
+from lit_data.loading.state import LoaderState, Progress
 from lit_data.loading.tasks import Failure, write
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Workers
@@ -62,7 +63,7 @@ class MicroBatchLoader:
     ) -> None:
         self.options = options or LoaderOptions()
         self.order = EpochOrder(
-            _count_samples(dataset), shuffle, self.options.seed, rank, world_size, self.options.drop_last
+            count_samples(dataset), shuffle, self.options.seed, rank, world_size, self.options.drop_last
         )
         self.dataset = dataset
         self._batch_size = self.options.batch_size
@@ -105,8 +106,8 @@ class MicroBatchLoader:
                 with another batch size or number of ranks. Lightning then asks for batches until there are none;
                 with a length that changes it would leave out samples or validation.
         """
-        start = self._start(self.epoch)
-        if self.options.resizable or (self._resumed and self._is_elastic(self._resumed)):
+        start, resumed = self._start(self.epoch), self._resumed
+        if self.options.resizable or (resumed and resumed.is_elastic(self.batch_size, self.order.world_size)):
             raise TypeError("this loader has no length: its batch size can change within an epoch")
         return start.batches + self.order.steps(start.position, self.batch_size)
 
@@ -140,7 +141,8 @@ class MicroBatchLoader:
             for task, answer in workers.run(assembly, depth):
                 batch = assembly.receive(task, answer)
                 if batch is not None:
-                    yield self._hand_out(batch.slot, batch.samples, batch.texts)
+                    yield self._hand_out(self._staging, batch.slot, batch.samples, batch.texts)
+                    self._check_current(assembly)
         except Exception:
             self.close()
             raise
@@ -158,7 +160,7 @@ class MicroBatchLoader:
         answer = write(self._rows, slot.arrays, 0, len(positions), epoch)
         if isinstance(answer, Failure):
             raise answer.rebuild()
-        return self._hand_out(slot, len(positions), answer or {})
+        return self._hand_out(Staging(self._layout, shared=False, pinned=False), slot, len(positions), answer or {})
 
     def close(self) -> None:
         """End the workers; the next iteration starts others."""
@@ -205,10 +207,7 @@ class MicroBatchLoader:
 
     @cached_property
     def _rows(self) -> RowWriter:
-        if isinstance(self.dataset, RowWriter):
-            return self.dataset
-        isolated = self.options.worker_kind != "thread"
-        return SampleWriter(self.dataset, seed=self.options.seed, isolated=isolated)
+        return as_rows(self.dataset, self.options)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -220,23 +219,15 @@ class MicroBatchLoader:
 
     def _start(self, epoch: int) -> Progress:
         resumed = self._resumed
-        if resumed is None or resumed.epoch != epoch:
-            return Progress(epoch)
-        return Progress(epoch, resumed.batches, resumed.position, {resumed.batches: resumed.position})
+        return Progress(epoch) if resumed is None or resumed.epoch != epoch else resumed.start()
 
-    def _is_elastic(self, state: LoaderState) -> bool:
-        now = (self.batch_size, self.order.world_size)
-        return bool(state.position) and (state.batch_size, state.world_size) != now
+    def _check_current(self, assembly: Assembly) -> None:
+        if self._assembly is not assembly:
+            raise ConfigError(
+                "another iteration over this loader has begun, and its workers serve one at a time: make a loader "
+                "for each"
+            )
 
-    def _hand_out(self, slot: Slot, samples: int, texts: Mapping[str, list[Any]]) -> Any:  # noqa: ANN401
-        arrays = self._staging.lend(slot, samples)
+    def _hand_out(self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]) -> Any:  # noqa: ANN401
+        arrays = staging.lend(slot, samples)
         return self._rows.build(arrays, texts) if isinstance(self._rows, SampleWriter) else arrays
-
-
-def _count_samples(dataset: RowWriter | MapStyle) -> int:
-    if not (hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)) or not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with __getitem__ and __len__, "
-            "or one with `fields` and `write_into` (lit_data.types.RowWriter)"
-        )
-    return len(dataset)

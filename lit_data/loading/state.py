@@ -1,11 +1,36 @@
 """Where a loader stands: a few plain numbers that go into a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Self
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.loading.order import EpochOrder
+
+_REMEMBERED: Final = 64
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an epoch is.
+
+    Attributes:
+        epoch: Which epoch.
+        batches: Batches handed out in it, by this run and before it was interrupted.
+        position: Samples that these took from its order, over all ranks.
+        ends: The position behind each of the last batches, by the number of batches up to it.
+    """
+
+    epoch: int
+    batches: int = 0
+    position: int = 0
+    ends: dict[int, int] = field(default_factory=dict)
+
+    def advance(self, position: int) -> None:
+        """Count a batch that is handed out."""
+        self.batches, self.position = self.batches + 1, position
+        self.ends[self.batches] = position
+        self.ends.pop(self.batches - _REMEMBERED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +64,7 @@ class LoaderState:
         Raises:
             StoreError: It is not what `to_plain` gives.
         """
-        names = {field.name: bool if field.name == "shuffle" else int for field in fields(cls)}
+        names = {own.name: bool if own.name == "shuffle" else int for own in fields(cls)}
         wrong = [name for name, kind in names.items() if type(state.get(name)) is not kind or state[name] < 0]
         if wrong or state.keys() != names.keys() or state["position"] > state["length"]:
             raise StoreError(
@@ -66,3 +91,11 @@ class LoaderState:
                     f"{name}={saved}, and now it is {found}: resume with the same data and seed, or from a checkpoint "
                     "of an epoch's end"
                 )
+
+    def start(self) -> Progress:
+        """Where the epoch goes on."""
+        return Progress(self.epoch, self.batches, self.position, {self.batches: self.position})
+
+    def is_elastic(self, batch_size: int, world_size: int) -> bool:
+        """Whether the epoch goes on with other sizes than it began with."""
+        return bool(self.position) and (self.batch_size, self.world_size) != (batch_size, world_size)

@@ -240,3 +240,22 @@ def test_a_dataset_that_cannot_be_read_by_index_is_refused() -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LoaderOptions(**options)
+
+
+def test_a_second_iteration_ends_the_first_with_a_message() -> None:
+    for kind in KINDS:
+        loader = MicroBatchLoader(Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True)
+        first, second = iter(loader), iter(loader)
+        next(first)
+        next(second)
+        with pytest.raises(ConfigError, match="another iteration over this loader has begun"):
+            next(first)
+        loader.close()
+
+
+def test_a_few_samples_can_be_read_without_workers() -> None:
+    loader = MicroBatchLoader(Numbers(60), LoaderOptions(worker_kind="process", num_workers=2), shuffle=True)
+    batch = loader.read(np.array([0, 59, 7]), 3)
+    assert batch["index"].tolist() == loader.order.at(np.array([0, 59, 7]), 3).tolist()
+    assert torch.equal(batch["image"][:, 0, 0].long(), batch["index"] + 3000)
+    assert not loader.has_chosen

@@ -1,0 +1,31 @@
+"""What a loader can read."""
+
+from lit_data.errors import ConfigError
+from lit_data.loading.options import LoaderOptions
+from lit_data.loading.samples import MapStyle, SampleWriter
+from lit_data.types import RowWriter
+
+
+def count_samples(dataset: RowWriter | MapStyle) -> int:
+    """The length of a dataset.
+
+    Raises:
+        ConfigError: It cannot be read by index.
+    """
+    if not (hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)) or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with __getitem__ and __len__, "
+            "or one with `fields` and `write_into` (lit_data.types.RowWriter)"
+        )
+    return len(dataset)
+
+
+def as_rows(dataset: RowWriter | MapStyle, options: LoaderOptions) -> RowWriter:
+    """The dataset, if it writes rows; else a writer of its samples.
+
+    Raises:
+        ConfigError: Its samples cannot be put into a batch.
+    """
+    if isinstance(dataset, RowWriter):
+        return dataset
+    return SampleWriter(dataset, seed=options.seed, isolated=options.worker_kind != "thread")

@@ -25,7 +25,7 @@ def test_it_stays_short() -> None:
 
 
 def test_every_command_is_found() -> None:
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 10
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "my_conf" not in line])
@@ -65,5 +65,12 @@ def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pixels = np.random.default_rng(number).integers(0, 256, (128, 128, 3), dtype=np.uint8)
         cv2.imwrite(f"images/{number}.png", pixels)
     code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(code) == 1
+    assert len(code) == 2
     exec(code[0], {"YourModule": YourModule})
+
+
+def test_the_loader_example_runs() -> None:
+    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[1]
+    names = {"your_dataset": [(torch.zeros(3), number) for number in range(100)]}
+    exec(code + "    seen = [*globals().get('seen', []), *batch[1].tolist()]\n", names)
+    assert sorted(names["seen"]) == list(range(100))

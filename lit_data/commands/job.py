@@ -16,9 +16,11 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from lit_data.commands.result import write_summary
 from lit_data.commands.targets import allow_packages
+from lit_data.errors import RankMismatchError
 
 _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order Lightning reads them
+_LAST_WORDS_S = 5.0  # Lightning looks at its ranks this often
 
 
 def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
@@ -32,8 +34,12 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
     started = time.perf_counter()
     module = import_module(f"lit_data.commands.{_SHARED_MODULES.get(cfg.command, cfg.command)}")
     logging.getLogger("lightning").handlers.clear()  # its own handler would print every line a second time
-    with allow_packages(packages), _command_line_for_ranks(cfg.command, flags), _leaving_no_ranks():
-        metrics = module.run(cfg)
+    try:
+        with allow_packages(packages), _command_line_for_ranks(cfg.command, flags), _leaving_no_ranks():
+            metrics = module.run(cfg)
+    except RankMismatchError:
+        _let_first_rank_end()
+        raise
     measured = {"seconds": time.perf_counter() - started, "peak_rss_bytes": _measure_peak_rss_bytes()}
     if _is_first_rank():
         folder = Path(HydraConfig.get().runtime.output_dir)
@@ -80,6 +86,13 @@ def _read_words(overrides: object) -> list[str]:
 def _is_first_rank() -> bool:
     ranks = [os.environ[name] for name in _RANK_VARIABLES if name in os.environ]
     return not ranks or ranks[0] == "0"
+
+
+def _let_first_rank_end() -> None:
+    """Wait for the rank that started this one, for Lightning kills it as soon as it sees that this one has failed."""
+    launcher, until_s = os.getppid(), time.monotonic() + _LAST_WORDS_S
+    while not _is_first_rank() and os.getppid() == launcher and time.monotonic() < until_s:
+        time.sleep(0.02)
 
 
 def _measure_peak_rss_bytes() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig
 from typing_extensions import override
 
@@ -46,9 +47,28 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         )
     load_weights(model, checkpoint)
     writer = MapWriter(datamodule, folder, threshold=cfg.predict.threshold, min_area_px=cfg.predict.min_area_px)
-    trainer = build_trainer(cfg, callbacks=[writer], logger=False)
+    trainer = _build_trainer_of_one(cfg, callbacks=[writer], logger=False)
     trainer.predict(model, datamodule=datamodule, return_predictions=False)
     return writer.finish()
+
+
+def _build_trainer_of_one(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
+    """A Trainer of one process, because the patches of an image must meet in one.
+
+    Raises:
+        ConfigError: A launcher has started several.
+    """
+    trainer = build_trainer(cfg, **overrides)
+    if not isinstance(trainer.strategy, ParallelStrategy):
+        return trainer
+    environment = trainer.strategy.cluster_environment
+    if environment is not None and environment.creates_processes_externally and environment.world_size() > 1:
+        raise ConfigError(
+            f"predict runs in one process, and {environment.world_size()} were started: "
+            "start it without torchrun or srun"
+        )
+    log.info("predict puts the patches of an image together in one process: only the first device is used")
+    return build_trainer(cfg, devices=1, num_nodes=1, strategy="auto", **overrides)
 
 
 class MapWriter(L.Callback):

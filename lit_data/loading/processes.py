@@ -71,9 +71,11 @@ class ProcessWorkers:
         """
         if self._stream.issued:  # what a broken-off epoch left under way is not wanted
             self.board.lines[0, PLAN] = self._stream.issued[-1].plan + 1
-        self._stream.tasks = tasks
         try:
-            answers = self._start(depth) if self._loader is None else self._restart()
+            if self._loader is None:
+                self._start(depth)
+            self._stream.tasks = tasks
+            answers = self._restart()
             while True:
                 with self._watch.waiting():
                     answer: Any = next(answers, _END)
@@ -91,7 +93,8 @@ class ProcessWorkers:
         """End the processes: those that listen at once, those that hang or are stopped by force."""
         self._end()
 
-    def _start(self, depth: int) -> Iterator[Any]:
+    def _start(self, depth: int) -> None:
+        """Start the processes without tasks, so that none dies of one before it is known here."""
         limit, opened = count_files()
         if opened + _FILES + _FILES_PER_WORKER * self.workers > limit:
             raise WorkerDiedError(_describe_files(self.workers))
@@ -111,7 +114,6 @@ class ProcessWorkers:
         )
         try:
             self._iterators.append(iter(self._loader))
-            return cast(Iterator[Any], self._iterators[0])
         finally:  # also of those that started before one could not
             self._processes.extend(p for p in multiprocessing.active_children() if p.pid not in before)
             self._watch.start()

@@ -1,7 +1,7 @@
 """`SampleDigest`: proof that two runs trained on the same samples."""
 
 import hashlib
-from typing import Any
+from typing import Any, Final
 
 import lightning as L
 import torch
@@ -10,16 +10,18 @@ from typing_extensions import override
 
 from lit_data.types import batch_tensors
 
+_MODULUS: Final = 2**256
+
 
 class SampleDigest(L.Callback):
     """SHA-256 of the training samples as the model received them, after synthesis and augmentation.
 
     Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not depend on the batch
-    size or on the order, only on which samples were trained and on every byte of them. Hashing reads each sample back
-    to the host (about 1 ms per MB), hence the bound.
+    size, on the order or on the number of ranks, only on which samples were trained and on every byte of them. Hashing
+    reads each sample back to the host (about 1 ms per MB), hence the bound.
 
     Args:
-        max_samples: Stop after this many samples; none hashes all.
+        max_samples: Stop after this many samples, those of all ranks together; none hashes all.
     """
 
     def __init__(self, max_samples: int | None = 20_000) -> None:
@@ -34,9 +36,12 @@ class SampleDigest(L.Callback):
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
         tensors = [tensor.detach().cpu().contiguous() for tensor in batch_tensors(batch)]
-        for sample in range(len(tensors[0])):
-            self._sum = (self._sum + _hash_sample(tensors, sample)) % 2**256
-        self.samples += len(tensors[0])
+        count = len(tensors[0])
+        digest = sum(_hash_sample(tensors, sample) for sample in range(count))
+        if trainer.world_size > 1:
+            count, digest = _add_ranks(trainer, count, digest % _MODULUS)
+        self.samples += count
+        self._sum = (self._sum + digest) % _MODULUS
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -49,6 +54,14 @@ class SampleDigest(L.Callback):
     def summary(self) -> dict[str, str | int]:
         """``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``; empty before the first step."""
         return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples} if self.samples else {}
+
+
+def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:
+    """Sum over all ranks, the digest in pieces of 32 bits whose sums fit into int64."""
+    pieces = [digest >> shift & 0xFFFFFFFF for shift in range(0, 256, 32)]
+    mine = torch.tensor([count, *pieces], device=trainer.strategy.root_device)
+    count, *pieces = trainer.strategy.reduce(mine, reduce_op="sum").tolist()
+    return count, sum(piece << 32 * place for place, piece in enumerate(pieces))
 
 
 def _hash_sample(tensors: list[Tensor], sample: int) -> int:

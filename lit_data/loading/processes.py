@@ -6,11 +6,9 @@ import errno
 import multiprocessing
 import os
 import signal
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, cast
 
@@ -18,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_data.errors import WorkerDiedError
+from lit_data.loading.endings import describe_end, find_ended, send_signal
 from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.machine import count_files
 from lit_data.loading.tasks import Task, describe_samples
@@ -27,7 +26,6 @@ from lit_data.loading.workers import Answer, hang_text, log_opencv_threads
 from lit_data.types import Array, RowWriter
 
 _END: Final = object()
-_GRACE_S: Final = 1.0
 _FILES: Final = 24
 _FILES_PER_WORKER: Final = 4
 
@@ -128,7 +126,7 @@ class ProcessWorkers:
         """Raise what an error is about, if a worker is gone or there are too few files."""
         if getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in str(error):
             raise WorkerDiedError(_describe_files(self.workers)) from error
-        ended = _find_ended(self._processes, 1 if self._watch.lost else 0)
+        ended = find_ended(self._processes, 1 if self._watch.lost else 0)
         if self._watch.timed_out:
             raise WorkerDiedError(self._describe_hang()) from error
         if not ended:
@@ -137,7 +135,7 @@ class ProcessWorkers:
         check: Any = getattr(self.dataset, "check_sources", None)
         if first.exitcode == -signal.SIGBUS and check:
             check()
-        how, hint = _describe_end(first.exitcode)
+        how, hint = describe_end(first.exitcode)
         held = self._held_by(first.pid or 0)
         if not held and (first.exitcode or 0) > 0:
             hint = "Its own message stands above; with spawn and forkserver, start the program under __main__ only."
@@ -203,28 +201,12 @@ def _end(owner: int, board: Board, processes: list[BaseProcess], iterators: list
         return  # a copy in a forked process
     board.set()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        _send(number, processes)
+        send_signal(number, processes)
     for iterator in iterators:
         iterator._shutdown_workers()  # or its queues would live as long as the traceback of an error
     iterators.clear()
     processes.clear()
     watch.end()
-
-
-def _find_ended(processes: list[BaseProcess], wait_s: float) -> list[BaseProcess]:
-    """Those that have ended, by their sentinels: an exit code is lost where a signal strikes as it is read."""
-    gone = wait([process.sentinel for process in processes], wait_s)
-    return [process for process in processes if process.sentinel in gone or not process.is_alive()]
-
-
-def _send(number: signal.Signals, processes: list[BaseProcess]) -> None:
-    """Send a signal to the processes that live, and wait a little for their end."""
-    left = [process for process in processes if process not in _find_ended(processes, 0)]
-    for process in left:
-        os.kill(process.pid or 0, number)
-    deadline_s = time.monotonic() + _GRACE_S
-    for process in processes:
-        process.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _describe_files(workers: int) -> str:
@@ -237,15 +219,3 @@ def _describe_files(workers: int) -> str:
 
 def _pass(answer: Any) -> Any:  # noqa: ANN401 - torch's own conversion would turn tuples into lists
     return answer
-
-
-def _describe_end(exitcode: int | None) -> tuple[str, str]:
-    if exitcode == -signal.SIGKILL:
-        return "was killed (SIGKILL)", "The kernel does that when memory runs out: lower data.loader.num_workers."
-    if exitcode == -signal.SIGBUS:
-        return "was killed (SIGBUS)", "A mapped file became shorter, or memory for a page ran out."
-    if exitcode is None:
-        return "ended", "Its exit code is lost."
-    if exitcode < 0:
-        return f"was killed ({signal.Signals(-exitcode).name})", "A library crashed on these samples: read them alone."
-    return f"ended with exit code {exitcode}", "Something in the dataset ends the process."

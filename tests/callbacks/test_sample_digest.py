@@ -1,4 +1,5 @@
 import hashlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -6,11 +7,13 @@ import torch
 
 from lit_data.callbacks import SampleDigest
 
+ALONE: Any = SimpleNamespace(world_size=1)
 
-def _feed(batches: list[Any], **options: Any) -> SampleDigest:
+
+def _feed(batches: list[Any], trainer: Any = ALONE, **options: Any) -> SampleDigest:
     digest = SampleDigest(**options)
     for batch_idx, batch in enumerate(batches):
-        digest.on_train_batch_start(None, None, batch, batch_idx)  # type: ignore[arg-type]
+        digest.on_train_batch_start(trainer, trainer, batch, batch_idx)
     return digest
 
 
@@ -53,10 +56,17 @@ def test_hashing_stops_at_its_bound() -> None:
     assert _feed(batches, max_samples=None).samples == 12
 
 
+def test_the_bound_is_that_of_all_ranks_together() -> None:
+    strategy = SimpleNamespace(root_device="cpu", reduce=lambda mine, reduce_op: 2 * mine)  # the other has the same
+    batches = list(_samples().split(4))
+    both = _feed(batches, SimpleNamespace(world_size=2, strategy=strategy), max_samples=8)
+    assert both.summary() == _feed([batches[0], batches[0]]).summary()
+
+
 def test_it_goes_on_after_a_resume() -> None:
     batches = list(_samples().split(4))
     first, second = _feed(batches[:2]), SampleDigest()
     second.load_state_dict(first.state_dict())
-    second.on_train_batch_start(None, None, batches[2], 2)  # type: ignore[arg-type]
+    second.on_train_batch_start(ALONE, ALONE, batches[2], 2)
     assert second.summary() == _feed(batches).summary()
     assert SampleDigest().summary() == {}

@@ -42,8 +42,8 @@ class WholeStore:
 
 
 def test_the_pixels_are_in_memory_once(tmp_path: Path) -> None:
-    before_bytes = _measure_pss_bytes()
     store, total = _build(tmp_path)
+    before_bytes = _measure_pss_bytes()
     options = LoaderOptions(
         batch_size=WORKERS, micro_batch_size=1, worker_kind="process", num_workers=WORKERS, start_method="fork"
     )
@@ -61,7 +61,6 @@ def test_the_pixels_are_in_memory_once(tmp_path: Path) -> None:
         grown_bytes = _measure_pss_bytes() - before_bytes
     finally:
         loader.close()
-    print("PSS", grown_bytes / store.nbytes)
     assert 0.9 * store.nbytes < grown_bytes < 1.3 * store.nbytes
 
 

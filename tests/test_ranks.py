@@ -1,0 +1,360 @@
+"""Two ranks (gloo) do together what one process does alone.
+
+As a script this file is what both ranks run: Lightning starts the second one with the same words.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from numpy.typing import NDArray
+
+from lit_data.callbacks import SampleDigest
+from lit_data.commands import predict
+from lit_data.commands.compose import compose
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError, RankMismatchError
+from lit_data.loading import LoaderOptions
+from lit_data.modules import SegmentationModule
+from lit_data.modules.metrics import DefectRecall, PixelScores
+from lit_data.rng import uniform
+from lit_data.types import Batch, FieldSpec, Stage
+
+ROOT = Path(__file__).resolve().parents[1]
+# With 17 samples to validate, one rank has a batch more than the other.
+LENGTHS: dict[Stage, int] = {"train": 21, "val": 17, "test": 21, "predict": 21}
+EPOCHS = 2
+BATCH = 4
+STEPS = 3  # of an epoch with two ranks: 8 + 8 + 5 samples
+EVERYTHING = Counter((epoch, index) for epoch in range(EPOCHS) for index in range(LENGTHS["train"]))
+
+TOY = [
+    "+experiment=stripe",
+    "trainer.max_epochs=1",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+    "data.loader.batch_size=4",
+    "data.loader.num_workers=0",
+]
+
+pytestmark = [
+    pytest.mark.timeout(150),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
+]
+
+Seen = list[tuple[int, int]]
+
+
+class Drawn:
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.fields = {
+            "x": FieldSpec((3,), "float32"),
+            "index": FieldSpec((), "int64"),
+            "epoch": FieldSpec((), "int64"),
+        }
+
+    def __len__(self) -> int:
+        return self.length
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        rows["x"][:], rows["index"][:], rows["epoch"][:] = uniform(5, 2, indices, epoch, 3), indices, epoch
+
+
+class Data(BaseDataModule):
+    batch_keys = ("x", "index", "epoch")
+
+    def __init__(self, batch_size: int = BATCH, fewer: int = 0) -> None:
+        super().__init__(loader=LoaderOptions(batch_size=batch_size, num_workers=0, seed=3))
+        self.fewer = fewer
+
+    def build_dataset(self, stage: Stage) -> Drawn:
+        return Drawn(LENGTHS[stage] - self.fewer)
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        return batch
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        return batch
+
+
+class Model(L.LightningModule):
+    """Notes what it is given, and where the loader then stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(3, 1)
+        self.register_buffer("average", torch.zeros(1))  # DDP sends buffers to the other ranks in each training step
+        self.seen: dict[str, Seen] = {"train": [], "val": [], "test": [], "predict": []}
+        self.states: list[Any] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        self._note("train", batch)
+        return self.net(batch["x"]).square().mean()
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        self.states.append(self.trainer.datamodule.state_dict())
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._note("val", batch)
+        self.net(batch["x"])
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._note("test", batch)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> None:
+        self._note("predict", batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def _note(self, stage: str, batch: Batch) -> None:
+        self.seen[stage] += list(zip(batch["epoch"].tolist(), batch["index"].tolist(), strict=True))
+
+
+def _trainer(folder: Path, *callbacks: L.Callback, devices: int) -> L.Trainer:
+    return L.Trainer(
+        default_root_dir=folder,
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        logger=False,
+        callbacks=list(callbacks),
+        enable_checkpointing=bool(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def _every_step(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+
+
+def _score(rank: int, ranks: int) -> dict[str, float]:
+    """Metrics of 21 maps, of which this rank sees its share."""
+    generator = torch.Generator().manual_seed(0)
+    masks = (torch.rand(21, 1, 32, 32, generator=generator) > 0.998).float()
+    scores = (torch.randn(masks.shape, generator=generator) * 2 - 6 + 5 * masks).sigmoid()
+    pixels, best, defects = PixelScores(), PixelScores(threshold=None), DefectRecall()
+    for metric in (pixels, best, defects):
+        metric.update(scores[rank::ranks], masks[rank::ranks])
+    found = {**pixels.compute(), "best": best.compute()["dice"], "recall": defects.compute()}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _run_all(folder: Path) -> None:
+    model, digest = Model(), SampleDigest()
+    trainer = _trainer(folder, _every_step(folder / "two"), digest, devices=2)
+    trainer.fit(model, datamodule=Data())
+    trainer.validate(model, datamodule=Data(), verbose=False)
+    trainer.test(model, datamodule=Data(), verbose=False)
+    trainer.predict(model, datamodule=Data(), return_predictions=False)
+    again = Model()
+    second = _trainer(folder, devices=2)
+    second.fit(again, datamodule=Data(), ckpt_path=folder / "one" / "step=4.ckpt", weights_only=True)
+    try:
+        _trainer(folder, devices=2).fit(Model(), datamodule=Data(fewer=trainer.global_rank))
+        mismatch = ""
+    except RankMismatchError as error:
+        mismatch = str(error)
+    noted = {
+        "seen": model.seen,
+        "states": model.states,
+        "digest": digest.summary(),
+        "again": again.seen["train"],
+        "mismatch": mismatch,
+        "scores": _score(trainer.global_rank, 2),
+    }
+    (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(noted))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+class Runs(NamedTuple):
+    """What one process did, and each of two ranks."""
+
+    folder: Path
+    one: Model
+    digest: dict[str, Any]
+    two: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("ranks")
+    one, digest = Model(), SampleDigest()
+    _trainer(folder, _every_step(folder / "one"), digest, devices=1).fit(one, datamodule=Data(2 * BATCH))
+    code, output = _start([sys.executable, "-W", "ignore", str(Path(__file__)), str(folder)], ROOT)
+    assert code == 0, output
+    return Runs(folder, one, digest.summary(), [json.loads((folder / f"rank{r}.json").read_text()) for r in (0, 1)])
+
+
+def _start(words: list[str], cwd: Path) -> tuple[int, str]:
+    """Run a command that starts other ranks; none of them outlives its time."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    process = subprocess.Popen(
+        words,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)  # which prints where each rank is
+        output, _ = process.communicate()
+        pytest.fail(f"still running after 60 s:\n{output}")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output
+
+
+def _together(runs: Runs, stage: str) -> Counter[tuple[int, int]]:
+    return Counter((epoch, index) for rank in runs.two for epoch, index in rank["seen"][stage])
+
+
+def test_training_takes_each_sample_once_in_equally_many_steps(runs: Runs) -> None:
+    assert _together(runs, "train") == EVERYTHING == Counter(runs.one.seen["train"])
+    assert [len(rank["states"]) for rank in runs.two] == [EPOCHS * STEPS] * 2
+
+
+def test_the_loader_stands_at_the_same_place_on_each_rank(runs: Runs) -> None:
+    assert runs.two[0]["states"] == runs.two[1]["states"]
+    positions = [state["train_loader"]["position"] for state in runs.two[0]["states"]]
+    assert positions == [8, 16, 21] * EPOCHS == [state["train_loader"]["position"] for state in runs.one.states]
+
+
+@pytest.mark.parametrize(("stage", "times"), [("val", EPOCHS + 1), ("test", 1), ("predict", 1)])
+def test_evaluation_takes_each_sample_once(runs: Runs, stage: Stage, times: int) -> None:
+    assert _together(runs, stage) == {(0, index): times for index in range(LENGTHS[stage])}
+
+
+def test_metrics_are_those_of_one_process(runs: Runs) -> None:
+    alone = _score(0, 1)
+    assert 0 < alone["recall"] < 1
+    assert alone["dice"] < alone["best"]
+    assert [rank["scores"] for rank in runs.two] == [alone, alone]
+
+
+def test_the_digest_is_that_of_one_process(runs: Runs) -> None:
+    assert runs.digest["train/samples_hashed"] == EPOCHS * LENGTHS["train"]
+    assert [rank["digest"] for rank in runs.two] == [runs.digest] * 2
+
+
+@pytest.mark.parametrize("step", range(1, EPOCHS * STEPS))
+def test_one_process_goes_on_where_two_ranks_stopped(runs: Runs, tmp_path: Path, step: int) -> None:
+    again, digest = Model(), SampleDigest()
+    trainer = _trainer(tmp_path, digest, devices=1)
+    path = runs.folder / "two" / f"step={step}.ckpt"
+    trainer.fit(again, datamodule=Data(), ckpt_path=path, weights_only=True)
+    epoch, steps = divmod(step, STEPS)
+    trained = runs.one.seen["train"][: epoch * LENGTHS["train"] + [0, 8, 16][steps]]
+    assert Counter(trained + again.seen["train"]) == EVERYTHING
+    assert digest.summary() == runs.digest
+
+
+def test_two_ranks_go_on_where_one_process_stopped(runs: Runs) -> None:
+    again = [(epoch, index) for rank in runs.two for epoch, index in rank["again"]]
+    assert Counter(runs.one.seen["train"][: LENGTHS["train"] + 8] + again) == EVERYTHING
+    assert {len(rank["again"]) for rank in runs.two} == {7, 6}
+
+
+def test_each_rank_says_that_they_see_sets_of_different_sizes(runs: Runs) -> None:
+    message = "the ranks disagree on samples (rank 0: 21, rank 1: 20): give all of them the same data and options"
+    assert [rank["mismatch"] for rank in runs.two] == [message] * 2
+
+
+def _call(command: str, folder: Path, *words: str) -> tuple[int, str]:
+    places = [f"paths.runs={folder}/runs", f"paths.cache={folder}/cache"]
+    return _start([sys.executable, "-W", "ignore", "-m", "lit_data", command, *TOY, *places, *words], folder)
+
+
+def _images(folder: Path, count: int) -> None:
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(count):
+        cv2.imwrite(str(folder / f"{number}.png"), rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+
+
+def test_a_rank_with_an_image_fewer_ends_the_run_before_training(tmp_path: Path) -> None:
+    _images(tmp_path / "images0", 12)
+    _images(tmp_path / "images1", 11)
+    root = f"data.root={tmp_path}/images${{oc.env:LOCAL_RANK,0}}"
+    code, output = _call("fit", tmp_path, "trainer=ddp_cpu", root)
+    assert code == 6, output
+    assert output.count("the ranks disagree on samples (rank 0: ") == 2
+    assert not list((tmp_path / "runs").rglob("*.ckpt"))
+    assert not list((tmp_path / "runs").rglob("summary.json"))
+
+
+def test_fit_writes_what_it_writes_with_one_process(tmp_path: Path) -> None:
+    code, output = _call("fit", tmp_path, "trainer=ddp_cpu")
+    assert code == 0, output
+    assert output.count("summary.json") == 1
+    (path,) = (tmp_path / "runs").rglob("summary.json")
+    summary = json.loads(path.read_text())
+    assert summary["train/samples_hashed"] == 16
+    for name in ("samples.png", "predictions.png", "checkpoints/best.ckpt", "csv/metrics.csv"):
+        assert (path.parent / name).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Path) -> None:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, batch_size in (("ddp_cpu", 4), ("cpu", 8)):
+        for command in ("fit", "validate", "test", "predict"):
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            batch = f"data.loader.batch_size={batch_size}"
+            code, output = _call(command, folder, f"trainer={name}", "trainer.max_epochs=2", batch)
+            assert code == 0, output
+            assert output.count("summary.json") == 1
+            (summary,) = (folder / "runs" / command).rglob("summary.json")
+            found.setdefault(command, []).append(json.loads(summary.read_text()))
+    for command, (two, one) in found.items():
+        for summary in (one, two):
+            for key in ("seconds", "samples_per_s", "data_wait_fraction", "peak_rss_bytes"):
+                summary.pop(key)
+        assert two == pytest.approx(one, abs=1e-4), command
+    assert found["fit"][0]["samples_sha256"] == found["fit"][1]["samples_sha256"]
+    assert found["predict"][0]["predict/images"] == 6
+    for name in ("ddp_cpu", "cpu"):
+        (maps,) = (tmp_path / name / "runs" / "predict").rglob("maps")
+        assert len(list(maps.rglob("*.png"))) == 6
+
+
+def test_predict_refuses_to_run_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    checkpoint = tmp_path / "model.ckpt"
+    torch.save({"state_dict": SegmentationModule().state_dict()}, checkpoint)
+    cfg = compose("predict", [*TOY, "trainer=ddp_cpu", f"paths.run={tmp_path}", f"ckpt={checkpoint}"])
+    with pytest.raises(ConfigError, match="predict runs in one process, and 2 were started: start it without torchrun"):
+        predict.run(cfg)
+
+
+if __name__ == "__main__":
+    _run_all(Path(sys.argv[1]))

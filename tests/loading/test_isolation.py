@@ -44,11 +44,14 @@ class Drawing:
 
     fields: Mapping[str, FieldSpec] = {"index": FieldSpec((), "int64"), "draw": FieldSpec((4,), "uint32")}
 
+    def __init__(self) -> None:
+        self.main_process = os.getpid()
+
     def __len__(self) -> int:
         return 60
 
     def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
-        if os.getpid() != int(os.environ["LIT_DATA_TEST_MAIN"]):
+        if os.getpid() != self.main_process:
             _reseed(os.getpid())
         rows["index"][:] = indices
         rows["draw"][:] = random_words(7, Stream.USER, indices, epoch, 4)
@@ -121,7 +124,6 @@ def _global_state() -> bytes:
 
 @pytest.fixture(autouse=True)
 def _main_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("LIT_DATA_TEST_MAIN", str(os.getpid()))
     monkeypatch.delenv("OPENCV_FOR_THREADS_NUM", raising=False)
     yield
     gc.collect()

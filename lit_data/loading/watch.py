@@ -11,7 +11,8 @@ from types import FrameType
 from typing import Any, Final
 
 _LOOK_S: Final = 0.25
-_PAUSE_S: Final = 1.0
+_WAIT: Final = "_try_get_data"
+_WAITING_FILES: Final = ("selectors.py", "connection.py", "queues.py", "synchronize.py")
 
 
 class Watch:
@@ -34,7 +35,6 @@ class Watch:
         self.timed_out = self.lost = False
         self._timeout_s, self._processes = timeout_s, processes
         self._waiter: tuple[int, float] | None = None  # thread, and since when
-        self._interrupted_s = -_PAUSE_S
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -71,12 +71,14 @@ class Watch:
         """Whether an error of torch speaks of one of these workers."""
         return any(f"(pid {process.pid})" in str(error) for process in self._processes)
 
-    def interrupt(self) -> None:
-        """End the wait of the main thread, which calls this, if a worker is gone; not again while that unwinds."""
-        now_s = time.monotonic()
+    def interrupt(self, frame: FrameType | None) -> None:
+        """End the wait of the main thread, which is at `frame` and calls this, if a worker is gone.
+
+        Only inside torch's wait for an answer: anywhere else, such as in a finalizer, an exception would do harm, and
+        the next look comes soon.
+        """
         waits = self._waiter is not None and self._waiter[0] == threading.get_ident()
-        if self.lost and waits and now_s - self._interrupted_s > _PAUSE_S:
-            self._interrupted_s = now_s
+        if self.lost and waits and _is_waiting(frame):
             raise RuntimeError("a worker process has ended")
 
     def _look(self) -> None:
@@ -90,6 +92,13 @@ class Watch:
             self.lost = self.lost or bool(wait(sentinels, 0))
             if self.lost and waiter and waiter[0] == threading.main_thread().ident:
                 signal.pthread_kill(waiter[0], signal.SIGCHLD)  # the handler below ends the wait
+
+
+def _is_waiting(frame: FrameType | None) -> bool:
+    """Whether the main thread is in torch's function that waits for an answer, or in the modules that it waits in."""
+    while frame is not None and frame.f_code.co_filename.endswith(_WAITING_FILES):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _WAIT
 
 
 class _Front:
@@ -116,7 +125,7 @@ class _Front:
             for watch in owners:
                 watch.lost = True
         for watch in self.watches:
-            watch.interrupt()
+            watch.interrupt(frame)
 
 
 _front: Final = _Front()

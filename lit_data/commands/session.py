@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, LambdaCallback
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
@@ -46,7 +46,6 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
     callbacks: list[L.Callback] = list((instantiate(cfg.callbacks) or {}).values())
     if cfg.command != "fit":
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-    callbacks.append(LambdaCallback(teardown=_release_datamodule))
     overrides = {"logger": loggers, "callbacks": callbacks, **overrides}
     trainer: L.Trainer = instantiate(cfg.trainer, **overrides)
     return trainer
@@ -91,8 +90,3 @@ def collect_metrics(trainer: L.Trainer) -> dict[str, Any]:
         if isinstance(callback, Summarises):
             metrics |= callback.summary()
     return metrics
-
-
-def _release_datamodule(trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-    """Let the datamodule be used by one rank alone again: with a Trainer, its loaders wait for all ranks."""
-    trainer.datamodule.trainer = None  # type: ignore[attr-defined]  # set by its data connector

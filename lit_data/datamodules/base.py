@@ -115,15 +115,9 @@ class BaseDataModule(L.LightningDataModule):
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader over one stage: shuffled for training, each sample once and in order otherwise."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        loader = MicroBatchLoader(
+        return MicroBatchLoader(
             self.dataset(stage), self.loader, shuffle=stage == "train", rank=rank, world_size=world_size
         )
-        if world_size > 1:
-            check_ranks_agree(loader)
-        device = self.trainer.strategy.root_device if self.trainer else None
-        if device is not None and device.type == "cuda" and self.loader.pins_memory:
-            loader.device = device
-        return loader
 
     def transform(self, batch: Batch, stage: Stage) -> Batch:
         """Plan and finish a batch where it is, for use without a Trainer."""
@@ -192,8 +186,14 @@ class BaseDataModule(L.LightningDataModule):
         return format_batch(finished, self.batch_format, self.channel_names)
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
-        self._loaders[stage] = self.make_loader(stage)
-        return self._loaders[stage]
+        """A loader for the Trainer, which asks on all ranks."""
+        loader = self._loaders[stage] = self.make_loader(stage)
+        if loader.order.world_size > 1:
+            check_ranks_agree(loader)
+        device = self.trainer.strategy.root_device if self.trainer else None
+        if device is not None and device.type == "cuda" and self.loader.pins_memory:
+            loader.device = device
+        return loader
 
     def _stage(self) -> Stage:
         stage = self.trainer.state.stage if self.trainer else None

@@ -83,12 +83,10 @@ def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, worl
     micro = None if options.micro_batch_size == "auto" else options.micro_batch_size
     if options.worker_kind == "inline" or options.num_workers == 0:
         return Choice(kind="inline", workers=0, reason="as configured", micro_batch_size=micro)
-    ranks, by_size = count_local_ranks(world_size), len(rows) // _SAMPLES_PER_WORKER
     if options.worker_kind != "auto":
-        fitting = min(by_size, _count_fitting(options.worker_kind, ranks))
-        workers = max(1, fitting) if options.num_workers == "auto" else options.num_workers
+        workers = _count_workers(options.worker_kind, options.num_workers, len(rows), world_size)
         return Choice(kind=options.worker_kind, workers=workers, reason="as configured", micro_batch_size=micro)
-    choice = replace(_choose(rows, layout, options.num_workers, by_size, world_size), micro_batch_size=micro)
+    choice = replace(_choose(rows, layout, options.num_workers, world_size), micro_batch_size=micro)
     log.info("loader: %s, %d workers: %s", choice.kind, choice.workers, choice.reason)
     return choice
 
@@ -103,8 +101,8 @@ def open_workers(rows: RowWriter, layout: Layout, choice: Choice, options: Loade
     return InlineWorkers(rows)
 
 
-def _choose(rows: RowWriter, layout: Layout, wanted: int | str, by_size: int, world_size: int) -> Choice:
-    if wanted == "auto" and by_size == 0:
+def _choose(rows: RowWriter, layout: Layout, wanted: int | str, world_size: int) -> Choice:
+    if wanted == "auto" and len(rows) < _SAMPLES_PER_WORKER:
         reason = f"{len(rows)} samples are fewer than {_SAMPLES_PER_WORKER}"
         return Choice(kind="inline", workers=0, reason=reason)
     inline_s, gain = _measure(rows, layout, threads=not isinstance(rows, SampleWriter))
@@ -113,14 +111,18 @@ def _choose(rows: RowWriter, layout: Layout, wanted: int | str, by_size: int, wo
     if wanted == "auto" and epoch_s < _SMALL_S:
         return Choice(kind="inline", workers=0, reason=f"a whole epoch takes {epoch_s:.3f} s", **measured)
     kind: WorkerKind = "thread" if (gain or 0) >= _THREADS_GAIN else "process"
-    fitting = min(by_size, _count_fitting(kind, count_local_ranks(world_size)))
-    workers = max(1, fitting) if isinstance(wanted, str) else wanted
+    workers = _count_workers(kind, wanted, len(rows), world_size)
     return Choice(kind=kind, workers=workers, reason=_explain(inline_s, gain), **measured)
 
 
-def _count_fitting(kind: WorkerKind, ranks: int) -> int:
-    by_memory = int(_MEMORY_SHARE * available_memory_bytes() / ranks / _PROCESS_BYTES)
-    return min(count_cores(ranks), by_memory) if kind == "process" else count_cores(ranks)
+def _count_workers(kind: WorkerKind, wanted: int | str, samples: int, world_size: int) -> int:
+    if not isinstance(wanted, str):
+        return wanted
+    ranks = count_local_ranks(world_size)
+    fitting = min(samples // _SAMPLES_PER_WORKER, count_cores(ranks))
+    if kind == "process":
+        fitting = min(fitting, int(_MEMORY_SHARE * available_memory_bytes() / ranks / _PROCESS_BYTES))
+    return max(1, fitting)
 
 
 def _explain(inline_s: float, gain: float | None) -> str:

@@ -106,11 +106,10 @@ def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) 
     for batch in loader:
         planned = {key: value.to(device) for key, value in datamodule.plan_batch(batch, "train").items()}
         finished = datamodule.finish_batch(planned, "train")
-        # A loader may use the memory of a batch again.
-        finished = {key: value.clone() for key, value in finished.items()}
         batches.append(format_batch(finished, datamodule.batch_format, datamodule.channel_names))
         if len(batches) == count:
             break
+    loader.close()
     return batches
 
 

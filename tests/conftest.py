@@ -2,10 +2,17 @@
 
 import logging
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME, StoreHeader
+from lit_data.io.store_index import IMAGE_RECORD
+from lit_data.io.store_sources import SourceTable
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +35,50 @@ def _leave_logging_as_it_was() -> Iterator[None]:
     for handler in [handler for handler in root.handlers if handler not in handlers]:
         root.removeHandler(handler)
         handler.close()
+
+
+@pytest.fixture
+def no_orphans() -> Iterator[None]:
+    """Fails a test that leaves named shared memory behind."""
+    before = _find_orphans()
+    yield
+    assert _find_orphans() <= before
+
+
+@pytest.fixture(scope="session")
+def write_fake_store() -> Callable[[Path, SourceTable, int], None]:
+    """Writes a store of many images of one pixel, without decoding any."""
+    return _write_fake_store
+
+
+def _find_orphans() -> set[Path]:
+    """Named shared memory that no living process maps; other programs of this machine have theirs."""
+    named = list(Path("/dev/shm").iterdir())
+    maps = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            maps += path.read_text()
+    return {path for path in named if str(path) not in maps and path.exists()}
+
+
+def _write_fake_store(folder: Path, table: SourceTable, count: int) -> None:
+    images = np.zeros(count, IMAGE_RECORD)
+    images["offset"] = images["first_source"] = np.arange(count)
+    images["channels"] = images["height_px"] = images["width_px"] = 1
+    index = images.tobytes() + table.files.tobytes() + table.names.tobytes()
+    header = StoreHeader(
+        key="k",
+        dtype="uint8",
+        channels=1,
+        images=count,
+        sources=count,
+        pixels_bytes=count,
+        names_bytes=table.names.nbytes,
+        index_crc32=zlib.crc32(index),
+        decoder="fake",
+        on_bad="error",
+        notes={},
+        skipped=(),
+    )
+    for name, content in ((HEADER_NAME, header.encode()), (INDEX_NAME, index), (PIXELS_NAME, bytes(count))):
+        (folder / name).write_bytes(content)

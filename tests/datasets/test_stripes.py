@@ -3,7 +3,7 @@ import os
 import pickle
 import subprocess
 import sys
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,7 @@ from lit_data.errors import DataError, StoreCorruptError
 from lit_data.grid import Edges, PatchGrid
 from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, ImageSource, shared_arrays
 from lit_data.io import files as files_module
-from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME, StoreHeader
-from lit_data.io.store_index import IMAGE_RECORD
+from lit_data.io.store_header import PIXELS_NAME
 from lit_data.io.store_sources import SourceTable, join_paths
 from lit_data.io.survey import Survey
 from lit_data.types import Array, RowWriter
@@ -190,30 +189,7 @@ def test_a_child_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 COUNT = 500_000
-
-
-def _fake_store(folder: Path, table: SourceTable) -> DecodedStore:
-    images = np.zeros(COUNT, IMAGE_RECORD)
-    images["offset"] = images["first_source"] = np.arange(COUNT)
-    images["channels"] = images["height_px"] = images["width_px"] = 1
-    index = images.tobytes() + table.files.tobytes() + table.names.tobytes()
-    header = StoreHeader(
-        key="k",
-        dtype="uint8",
-        channels=1,
-        images=COUNT,
-        sources=COUNT,
-        pixels_bytes=COUNT,
-        names_bytes=table.names.nbytes,
-        index_crc32=zlib.crc32(index),
-        decoder="fake",
-        on_bad="error",
-        notes={},
-        skipped=(),
-    )
-    for name, content in ((HEADER_NAME, header.encode()), (INDEX_NAME, index), (PIXELS_NAME, bytes(COUNT))):
-        (folder / name).write_bytes(content)
-    return DecodedStore.open(folder)
+WriteFakeStore = Callable[[Path, SourceTable, int], None]
 
 
 def _fake_files(monkeypatch: pytest.MonkeyPatch, table: SourceTable) -> DecodedFiles:
@@ -225,9 +201,13 @@ def _fake_files(monkeypatch: pytest.MonkeyPatch, table: SourceTable) -> DecodedF
 
 
 @pytest.mark.parametrize("kind", ["store", "files"])
-def test_half_a_million_images_have_a_small_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_half_a_million_images_have_a_small_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_fake_store: WriteFakeStore, kind: str
+) -> None:
     table = join_paths((f"folder/{number:06}.png",) for number in range(COUNT))
-    bank = _fake_store(tmp_path, table) if kind == "store" else _fake_files(monkeypatch, table)
+    if kind == "store":
+        write_fake_store(tmp_path, table, COUNT)
+    bank = DecodedStore.open(tmp_path) if kind == "store" else _fake_files(monkeypatch, table)
     dataset = StripeDataset(bank, PatchGrid(bank.heights_px, bank.widths_px, 1, 1), masks=bank)
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 4096

@@ -5,7 +5,6 @@ import os
 import pickle
 import random
 import shutil
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from lit_data.errors import StoreCorruptError, StoreError
 from lit_data.io.decoders import ImageDecoder, ImageSource
 from lit_data.io.store import DecodedStore
-from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME, StoreHeader
-from lit_data.io.store_index import IMAGE_RECORD
-from lit_data.io.store_sources import join_paths
+from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME
+from lit_data.io.store_sources import SourceTable, join_paths
 
 EQUAL = ((3, 5, 7),) * 4
 MIXED = ((3, 5, 7), (3, 1, 3), (3, 8, 4), (3, 2, 9))
@@ -203,29 +201,12 @@ def test_verify_names_images_and_sources(make_store: MakeStore) -> None:
     assert lines[2].startswith(f"{changed}: the source has CRC-32 ")
 
 
-def test_many_images_are_flat_arrays(tmp_path: Path) -> None:
+def test_many_images_are_flat_arrays(
+    tmp_path: Path, write_fake_store: Callable[[Path, SourceTable, int], None]
+) -> None:
     count = 200_000
     table = join_paths((f"folder/{number:06}.png",) for number in range(count))
-    images = np.zeros(count, IMAGE_RECORD)
-    images["offset"] = images["first_source"] = np.arange(count)
-    images["channels"] = images["height_px"] = images["width_px"] = 1
-    index = images.tobytes() + table.files.tobytes() + table.names.tobytes()
-    header = StoreHeader(
-        key="k",
-        dtype="uint8",
-        channels=1,
-        images=count,
-        sources=count,
-        pixels_bytes=count,
-        names_bytes=table.names.nbytes,
-        index_crc32=zlib.crc32(index),
-        decoder="fake",
-        on_bad="error",
-        notes={},
-        skipped=(),
-    )
-    for name, content in ((HEADER_NAME, header.encode()), (INDEX_NAME, index), (PIXELS_NAME, bytes(count))):
-        (tmp_path / name).write_bytes(content)
+    write_fake_store(tmp_path, table, count)
     objects = len(gc.get_objects())
     store = DecodedStore.open(tmp_path)
     assert len(gc.get_objects()) - objects < 100

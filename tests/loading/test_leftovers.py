@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -54,27 +53,15 @@ _PROGRAM = """
 """
 
 
-def _find_orphans() -> set[Path]:
-    """Named shared memory that no living process maps; other programs of this machine have theirs."""
-    named = list(Path("/dev/shm").iterdir())
-    maps = ""
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            maps += path.read_text()
-    return {path for path in named if str(path) not in maps and path.exists()}
-
-
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, no_orphans: None) -> Iterator[Path]:
     """Where the program may leave temporary files, and must not; it lies beside."""
     (tmp_path / "program.py").write_text(textwrap.dedent(_PROGRAM))
     folder = tmp_path / "temporary"
     folder.mkdir()
-    before = _find_orphans()
     yield folder
     # A fork server's socket: Python's own, and empty.
     assert [path for path in folder.iterdir() if not path.name.startswith("pymp-")] == []
-    assert _find_orphans() <= before
 
 
 def _start(folder: Path, kind: str, method: str, end: str) -> tuple["subprocess.Popen[bytes]", list[psutil.Process]]:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,20 +108,10 @@ class Open(Protocol):
     def __call__(self, dataset: object, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader: ...
 
 
-def _find_orphans() -> set[Path]:
-    """Named shared memory that no living process maps; other programs of this machine have theirs."""
-    named = list(Path("/dev/shm").iterdir())
-    maps = ""
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            maps += path.read_text()
-    return {path for path in named if str(path) not in maps and path.exists()}
-
-
 @pytest.fixture
-def open_loader() -> Iterator[Open]:
+def open_loader(no_orphans: None) -> Iterator[Open]:
     """Makes loaders with two processes, and afterwards fails if anything of them is left."""
-    before, orphans, shared = set(threading.enumerate()), _find_orphans(), _count_shared()
+    before, shared = set(threading.enumerate()), _count_shared()
     loaders: list[MicroBatchLoader] = []
 
     def make(dataset: Any, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader:
@@ -140,7 +129,6 @@ def open_loader() -> Iterator[Open]:
         thread.join(5)
     assert multiprocessing.active_children() == []
     assert set(threading.enumerate()) <= before
-    assert _find_orphans() <= orphans
     assert _count_shared() <= shared
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -20,7 +21,8 @@ def send_signal(number: signal.Signals, processes: list[BaseProcess]) -> None:
     """Send a signal to the processes that live, and wait a little for their end."""
     left = [process for process in processes if process not in find_ended(processes, 0)]
     for process in left:
-        os.kill(process.pid or 0, number)
+        with suppress(ProcessLookupError):  # it may end at this moment
+            os.kill(process.pid or 0, number)
     deadline_s = time.monotonic() + _GRACE_S
     for process in processes:
         process.join(max(0.0, deadline_s - time.monotonic()))

@@ -1,0 +1,249 @@
+"""`AMP`: mixed precision that suits the hardware, is watched for overflow and given up when it does not work."""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.precision import Precision as LightningPrecision
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lit_data.callbacks.events import Event, announce
+from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
+from lit_data.callbacks.precision.plugin import MixedPrecision, Precision
+from lit_data.errors import ConfigError, LitDataError
+
+_PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
+_FALL_BACKS: Final = ("auto", "bf16", "fp32", "raise")
+_REMEDY: Final = "lower the learning rate, look for bad samples, or name the module that overflows in keep_fp32"
+
+log = logging.getLogger(__name__)
+
+
+class AMP(L.Callback):
+    """Mixed precision for a plain ``Trainer()``: bf16, fp16 with a loss scale, or fp32.
+
+    ``auto`` is bf16 where that is fast (see `has_fast_bf16`), else fp16 on CUDA and fp32 elsewhere. Only the steps of
+    training, validation, test and prediction run under autocast. At the end the Trainer gets its own plugin back.
+
+    Logged when the Trainer logs, if an optimizer stepped in that batch:
+
+    - ``amp/scale``: the loss scale, a factor; 1 without fp16.
+    - ``amp/skipped_steps``: how many optimizer steps torch's GradScaler skipped so far, because a gradient was not
+      finite. Without fp16 no step is skipped.
+    - ``amp/grad_norm``: L2 norm of the gradients over all parameters of the optimizers that stepped in this batch
+      (where one stepped more than once: of its last step), unscaled, before clipping; not finite in a skipped step.
+    - ``amp/scale_<i>``, ``amp/skipped_steps_<i>``: of optimizer i where each has a scaler; ``amp/scale`` is then the
+      smallest and ``amp/skipped_steps`` the sum.
+
+    What the steps found stays on the device until the Trainer logs, or the epoch ends. Then skipped steps are told with
+    their batches (when gradients are accumulated, the whole window), and it is decided whether to fall back.
+
+    For a gradient penalty name the method that computes it in `keep_fp32`, or compute it from float32 inputs under
+    ``torch.autocast(device_type, enabled=False)``: ``torch.autograd.grad`` itself is subject to autocast, too.
+
+    With several scalers (`scaler_per_optimizer`, for manual optimisation) a loss is scaled for the optimizer given to
+    ``self.trainer.strategy.backward(loss, optimizer)``, or else the one whose ``step(closure)`` runs, or else the one
+    that is toggled; any other loss is an error. The hook ``on_before_backward`` gets these losses unscaled.
+
+    A checkpoint holds the loss scale (under Lightning's key: a run can go on with ``Trainer(precision="16-mixed")`` and
+    the other way round), the counts, and the precision the run fell back to, in which it goes on.
+
+    Args:
+        precision: ``auto``, ``bf16``, ``fp16`` or ``fp32``.
+        keep_fp32: What runs in float32 with float32 inputs: names of submodules as in ``named_modules`` (their
+            ``forward``, and all modules below) and of methods, or a predicate of a submodule's name and itself.
+        init_scale: First loss scale (fp16).
+        growth_interval: The loss scale doubles after so many steps without overflow (fp16).
+        fall_back_after: Give a precision up once so many steps of one optimizer in a row were skipped (fp16), or the
+            loss of so many batches in a row was not finite (bf16, fp32), and the row still lasts when it is read.
+        fall_back_to: ``auto``: bf16 where that is fast, else fp32; ``bf16`` or ``fp32``: that one; ``raise``: stop with
+            an error. If none of these is left, this is told and training goes on.
+        scaler_per_optimizer: Each optimizer has a loss scale of its own.
+    """
+
+    def __init__(
+        self,
+        precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
+        *,
+        keep_fp32: Sequence[str] | Callable[[str, nn.Module], bool] = (),
+        init_scale: float = 65536.0,
+        growth_interval: int = 2000,
+        fall_back_after: int = 20,
+        fall_back_to: Literal["auto", "bf16", "fp32", "raise"] = "auto",
+        scaler_per_optimizer: bool = False,
+    ) -> None:
+        _check("precision", precision, ", ".join(_PRECISIONS), precision in _PRECISIONS)
+        _check("keep_fp32", keep_fp32, "a list of names, or a function", not isinstance(keep_fp32, str))
+        _check("init_scale", init_scale, "above 0 and finite", 0 < init_scale < math.inf)
+        _check("growth_interval", growth_interval, "1 or more", growth_interval >= 1)
+        _check("fall_back_after", fall_back_after, "1 or more", fall_back_after >= 1)
+        _check("fall_back_to", fall_back_to, ", ".join(_FALL_BACKS), fall_back_to in _FALL_BACKS)
+        self.precision, self.fall_back_to, self.fall_back_after = precision, fall_back_to, fall_back_after
+        self.keep_fp32 = keep_fp32 if callable(keep_fp32) else tuple(keep_fp32)
+        self.init_scale, self.growth_interval, self.scaler_per_optimizer = (
+            init_scale,
+            growth_interval,
+            scaler_per_optimizer,
+        )
+        self._history = StepHistory()
+        self._fallen_to: Precision | None = None
+        self._norms: dict[int, Tensor] = {}
+        self._plugin: MixedPrecision | None = None
+        self._replaced: LightningPrecision | None = None
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        replaced, device_type = trainer.strategy.precision_plugin, trainer.strategy.root_device.type
+        if type(replaced) is not LightningPrecision:
+            raise ConfigError(
+                f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by {type(replaced).__name__} already"
+                " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback"
+            )
+        if self._plugin is None or self._plugin.device != device_type:
+            scaler = functools.partial(WatchedScaler, device_type, self.init_scale, self.growth_interval)
+            self._plugin = MixedPrecision(
+                self.precision, device_type, scaler, self.keep_fp32, per_optimizer=self.scaler_per_optimizer
+            )
+        self._plugin.forget_failed_step()
+        self._plugin.make_safer(self._fallen_to)
+        self._replaced, trainer.strategy.precision_plugin = replaced, self._plugin
+
+    @override
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._put_back(trainer)
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._put_back(trainer)
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._history.begin_epoch()
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._history.begin_batch(batch_idx, len(trainer.optimizers))
+        self._norms.clear()
+
+    @override
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        if not self._active.scalers:
+            self._history.add_loss(loss)
+
+    @override
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        if trainer._logger_connector.should_update_logs:
+            self._norms[id(optimizer)] = self._active.measure_norm(optimizer)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        for optimizer, found in self._active.take_found():
+            self._history.add_step(optimizer, batch_idx, found)
+        self._history.end_batch(batch_idx)
+        if self._norms:
+            self._judge(trainer, pl_module)
+            pl_module.log_dict(self._metrics(), batch_size=1)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._judge(trainer, pl_module)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"fallen_to": self._fallen_to, **self._history.state_dict()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._fallen_to = state_dict["fallen_to"]
+        self._history.load_state_dict(state_dict)
+        if self._plugin is not None:
+            self._plugin.make_safer(self._fallen_to)
+
+    @override
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._replaced is None and self._plugin is not None and self._plugin.scalers:  # saved after the run
+            checkpoint[type(self._plugin).__qualname__] = self._plugin.state_dict()
+
+    def summary(self) -> dict[str, float | int | str]:
+        """``amp_precision``, the last one, and ``amp_skipped_steps``; empty before the first run."""
+        if self._plugin is None:
+            return {}
+        self._history.read()
+        return {"amp_precision": self._plugin.in_use, "amp_skipped_steps": self._history.skipped.total()}
+
+    @property
+    def _active(self) -> MixedPrecision:
+        assert self._plugin is not None  # setup is the first hook
+        return self._plugin
+
+    def _put_back(self, trainer: L.Trainer) -> None:
+        if self._replaced is not None:
+            self._active.teardown()
+            self._replaced, trainer.strategy.precision_plugin = None, self._replaced
+
+    def _metrics(self) -> dict[str, float | Tensor]:
+        scales, skipped = [scaler.get_scale() for scaler in self._active.scalers], self._history.skipped
+        values: dict[str, float | Tensor] = {"amp/grad_norm": torch.stack(list(self._norms.values())).norm()}
+        values |= {"amp/scale": min(scales, default=1.0), "amp/skipped_steps": float(skipped.total())}
+        if len(scales) > 1:
+            values |= {f"amp/scale_{index}": scale for index, scale in enumerate(scales)}
+            values |= {f"amp/skipped_steps_{index}": float(skipped[index]) for index in range(len(scales))}
+        return values
+
+    def _judge(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Read what happened and tell it; fall back on all ranks if it was too much on one."""
+        self._history.read()
+        if where := self._history.describe_bad():
+            self._tell(trainer, f"batch {where} of epoch {trainer.current_epoch}")
+        too_many = max(self._history.rows.values(), default=0) >= self.fall_back_after
+        if trainer.strategy.reduce_boolean_decision(too_many, all=False):
+            self._fall_back(trainer, pl_module)
+
+    def _tell(self, trainer: L.Trainer, where: str) -> None:
+        scale = min((scaler.get_scale() for scaler in self._active.scalers), default=None)
+        if scale is None:
+            log.warning("AMP: the loss is not finite in %s", where)
+            return
+        text = f"AMP: gradients overflowed and optimizer steps were skipped in {where}; the loss scale is {scale:g} now"
+        if trainer.is_global_zero:  # all ranks have the same gradients
+            log.warning(text)
+        announce(trainer, Event("precision", text, {"scale": scale}))
+
+    def _fall_back(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        before, target = self._active.in_use, self._active.choose_safer(self.fall_back_to)
+        self._history.rows.clear()
+        what = "optimizer steps in a row were skipped" if before == "fp16" else "batches in a row had no finite loss"
+        spoilt = "" if _has_finite_weights(pl_module) else " and the weights are not finite: go on from a checkpoint"
+        text = f"AMP: {self.fall_back_after} or more {what} in {before}{spoilt}"
+        if self.fall_back_to == "raise":
+            raise LitDataError(f"{text} - allowed: fewer than fall_back_after - {_REMEDY}")
+        if target is None:
+            log.warning("%s; nothing is left to fall back to: %s", text, _REMEDY)
+            return
+        if before == "fp16":  # what was accumulated with a loss scale would count too much without
+            pl_module.zero_grad(set_to_none=False)
+        self._fallen_to = target
+        self._active.switch(target)
+        log.warning("%s; going on in %s. To avoid it, %s", text, target, _REMEDY)
+        announce(trainer, Event("precision", f"{text}; going on in {target}", {"scale": 1.0}))
+
+
+def _has_finite_weights(pl_module: L.LightningModule) -> bool:
+    weights = [parameter.detach() for parameter in pl_module.parameters() if parameter.is_floating_point()]
+    return bool(torch.nn.utils.get_total_norm(weights).isfinite())
+
+
+def _check(option: str, value: object, allowed: str, holds: bool) -> None:
+    if not holds:
+        raise ConfigError(f"AMP: {option} is {value!r} - allowed: {allowed} - change {option}")

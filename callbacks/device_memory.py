@@ -1,0 +1,119 @@
+"""What a device's memory holds and what it may hold: one reading for CUDA and for the CPU."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import psutil
+import torch
+
+from lit_data.loading.machine import available_memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Memory at one moment, in bytes.
+
+    Attributes:
+        allocated_bytes: In tensors; on the CPU the resident set of this process.
+        reserved_bytes: Held by torch's caching allocator; on the CPU the resident set again.
+        peak_bytes: Most that was allocated since the last `MemoryGauge.reset_peak`.
+        limit_bytes: What this process could hold: what it has, and what is free.
+        retries: Allocations that succeeded only after cached memory was given back, ever; 0 on the CPU.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    retries: int = 0
+
+    @property
+    def used_fraction(self) -> float:
+        """Peak as a share of the limit."""
+        return self.peak_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+class MemoryGauge(Protocol):
+    """Reads the memory of one device; never waits for its work."""
+
+    def read(self) -> MemoryReading:
+        """Memory now."""
+        ...
+
+    def count_retries(self) -> int:
+        """`MemoryReading.retries` alone, which costs less than a reading."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
+        ...
+
+
+def open_gauge(device: torch.device) -> MemoryGauge:
+    """The gauge for a device: CUDA's allocator, or the host's memory for anything else."""
+    return CudaGauge(device) if device.type == "cuda" else HostGauge()
+
+
+class CudaGauge:
+    """Memory of one CUDA device; the peak of each gauge is its own, though CUDA has one counter for all.
+
+    Args:
+        device: The device.
+    """
+
+    _gauges: ClassVar["weakref.WeakSet[CudaGauge]"] = weakref.WeakSet()
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._peak_bytes = 0
+        self._gauges.add(self)
+
+    def read(self) -> MemoryReading:
+        """Memory now."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        stats = self._stats()
+        if not stats:  # CUDA was not used yet
+            return MemoryReading(0, 0, 0, free)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]["current"]
+        peak = max(self._peak_bytes, allocated["peak"])
+        return MemoryReading(allocated["current"], reserved, peak, reserved + free, stats["num_alloc_retries"])
+
+    def count_retries(self) -> int:
+        """`MemoryReading.retries` alone, which costs less than a reading."""
+        return int(self._stats().get("num_alloc_retries", 0))
+
+    def reset_peak(self) -> None:
+        """Begin a new peak; the others keep theirs."""
+        stats = self._stats()
+        peak = stats["allocated_bytes"]["all"]["peak"] if stats else 0
+        for gauge in self._gauges:
+            if gauge.device == self.device:
+                gauge._peak_bytes = max(gauge._peak_bytes, peak)
+        self._peak_bytes = 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _stats(self) -> dict[str, Any]:
+        return torch.cuda.memory_stats_as_nested_dict(self.device)
+
+
+class HostGauge:
+    """Memory of this process on the host; its peak is the largest value read."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._peak_bytes = 0
+
+    def read(self) -> MemoryReading:
+        """Memory now."""
+        used = self._process.memory_info().rss
+        self._peak_bytes = max(self._peak_bytes, used)
+        return MemoryReading(used, used, self._peak_bytes, used + available_memory_bytes())
+
+    def count_retries(self) -> int:
+        """Nothing to count."""
+        return 0
+
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
+        self._peak_bytes = 0

@@ -1,0 +1,47 @@
+"""How callbacks tell each other what happened: an out-of-memory error, a new batch size, a release of the cache."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import lightning as L
+
+EventName = Literal["oom", "batch_size", "release", "precision"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a run.
+
+    Attributes:
+        name: ``oom``: a step ran out of memory; ``batch_size``: the samples that go through the model at once changed;
+            ``release``: cached memory was given back; ``precision``: a loss scale overflowed or the precision changed.
+        text: One sentence for people.
+        values: Its numbers, units in the names.
+    """
+
+    name: EventName
+    text: str
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class ListensToEvents(Protocol):
+    """A callback that is told of events."""
+
+    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+        """Take note of an event; keep no reference to the error, which holds the tensors of the failed step."""
+        ...
+
+
+def announce(trainer: L.Trainer, event: Event, error: BaseException | None = None) -> None:
+    """Tell all callbacks that listen.
+
+    Args:
+        trainer: Whose callbacks.
+        event: What happened.
+        error: The error behind it, while it is being handled.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # its callback connector sets it
+        if isinstance(callback, ListensToEvents):
+            callback.on_event(trainer, event, error)

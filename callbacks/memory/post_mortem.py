@@ -1,0 +1,209 @@
+"""What held the memory when it ran out: the largest tensors and whose they are, for a text file in the run folder."""
+
+import itertools
+import logging
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.callbacks.memory.held_tensors import HeldTensor, find_tensors
+from lit_data.callbacks.memory.host_memory import format_bytes, read_rss_bytes, read_tree
+from lit_data.loading.machine import available_memory_bytes
+
+log = logging.getLogger(__name__)
+
+_ROWS: Final = 25
+_MOST: Final = 5
+_MOST_SHAPES: Final = 8
+_NOTE: Final = "MemoryMonitor: out of memory"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenBatch:
+    """A batch of which only the shapes are kept.
+
+    Attributes:
+        stage: As Lightning calls it, such as ``train`` or ``validate``.
+        index: Its number in the epoch.
+        shapes: Shape and type of its first tensors.
+    """
+
+    stage: str
+    index: int
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+    @property
+    def samples(self) -> int:
+        """Length of the first tensor; 0 without one."""
+        return self.shapes[0][0][0] if self.shapes else 0
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{list(shape)} {_name(dtype)}" for shape, dtype in self.shapes)
+        return f"{self.stage} batch {self.index}: {self.samples} samples: {shapes or 'no tensors'}"
+
+
+class PostMortems:
+    """Writes ``oom-<n>.txt``, at most 5 in a run, and never over another."""
+
+    def __init__(self) -> None:
+        self._left = _MOST
+
+    def write(
+        self,
+        folder: Path,
+        trainer: L.Trainer,
+        error: BaseException | None,
+        reading: MemoryReading,
+        batches: Sequence[SeenBatch],
+    ) -> Path | None:
+        """Write the next one; a problem is logged and not raised.
+
+        Args:
+            folder: For the file; it is made where it does not exist.
+            trainer: Whose module and optimizers own tensors.
+            error: While it is being handled, so that the tensors of the failed step are still there.
+            reading: Memory of the device.
+            batches: The last ones.
+
+        Returns:
+            The file, if there is one.
+        """
+        if not self._left:
+            return None
+        self._left -= 1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = next(p for n in itertools.count(1) if not (p := folder / f"oom-{n}.txt").exists())
+            path.write_text(describe_failure(trainer, error, reading, batches), encoding="utf-8")
+        except Exception as problem:
+            log.warning("no post-mortem could be written: %s: %s", type(problem).__name__, problem)
+            return None
+        log.warning("out of memory: %s says what held it", path)
+        return path
+
+
+def see_batch(trainer: L.Trainer, batch: Any, index: int) -> SeenBatch:  # noqa: ANN401 - any nesting of tensors
+    """Note the shapes of the first 8 tensors of a batch; those without a batch dimension are left out."""
+    stage = _name_stage(trainer)
+    shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in itertools.islice(_walk(batch), _MOST_SHAPES))
+    return SeenBatch(stage, index, shapes)
+
+
+def describe_failure(
+    trainer: L.Trainer,
+    error: BaseException | None,
+    reading: MemoryReading,
+    batches: Sequence[SeenBatch],
+) -> str:
+    """The text of a post-mortem; nothing is allocated on the device, and a part that fails says so.
+
+    Args:
+        trainer: Whose module and optimizers own tensors.
+        error: While it is being handled, so that the tensors of the failed step are still there.
+        reading: Memory of the device.
+        batches: The last ones.
+    """
+    device = trainer.strategy.root_device
+    headline = f"out of memory: step {trainer.global_step}, epoch {trainer.current_epoch}, {_name_stage(trainer)}"
+    parts: dict[str, Callable[[], str]] = {
+        "error": lambda: _describe_error(error),
+        "memory": lambda: _describe_memory(device, reading),
+        "last batches": lambda: "\n".join(map(str, batches)) or "none yet",
+        "tensors": lambda: _describe_tensors(find_tensors(trainer.lightning_module, trainer.optimizers)),
+    }
+    if device.type == "cuda":
+        parts["allocator"] = lambda: torch.cuda.memory_summary(device)
+    return "\n\n".join([headline, *(f"## {name}\n{_try(describe)}" for name, describe in parts.items())]) + "\n"
+
+
+def note_error(error: BaseException, text: str) -> None:
+    """Add to an error's text, so that it is known again."""
+    error.add_note(f"{_NOTE} {text}")
+
+
+def is_noted(error: BaseException | None) -> bool:
+    """Whether `note_error` was called for an error, or for one that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if any(str(note).startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False
+
+
+def _walk(batch: Any) -> Iterator[Tensor]:  # noqa: ANN401
+    """As `lit_data.types.batch_tensors`, but it stops where its caller does: a batch may hold thousands."""
+    if isinstance(batch, Tensor):
+        if batch.ndim:
+            yield batch
+    elif isinstance(batch, Mapping):
+        for key in sorted(batch, key=str):
+            yield from _walk(batch[key])
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _walk(part)
+
+
+def _describe_error(error: BaseException | None) -> str:
+    if error is None:
+        return "not known"
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    return "\n".join([f"{type(error).__name__}: {error}", *places])
+
+
+def _describe_memory(device: torch.device, reading: MemoryReading) -> str:
+    allocated, reserved = format_bytes(reading.allocated_bytes), format_bytes(reading.reserved_bytes)
+    peak, limit = format_bytes(reading.peak_bytes), format_bytes(reading.limit_bytes)
+    lines = [
+        f"{device}: {allocated} allocated, {reserved} reserved, peak {peak}, limit {limit}",
+        f"host: {format_bytes(read_rss_bytes())} in this process, {format_bytes(available_memory_bytes())} available",
+    ]
+    tree = read_tree()
+    if tree is not None:
+        shared = format_bytes(tree.shared_bytes)
+        lines.append(
+            f"host: {format_bytes(tree.pss_bytes)} in {tree.processes} processes, {shared} of it shared memory"
+        )
+    return "\n".join(lines)
+
+
+def _describe_tensors(tensors: Sequence[HeldTensor]) -> str:
+    kinds, alike = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for found in tensors:
+        what = f"{list(found.shape)} {_name(found.dtype)} {found.device}"
+        kinds[f"{found.device}  {found.kind}"].append(found.nbytes)
+        alike[f"{what:<44}  {found.owner}"].append(found.nbytes)
+    rows = _list_largest(alike)
+    return "\n".join([*_list_largest(kinds), "", f"the largest of {len(tensors)}, alike ones together:", *rows[:_ROWS]])
+
+
+def _list_largest(sizes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Lines of total size, count and name."""
+    ordered = sorted(sizes.items(), key=lambda item: -sum(item[1]))
+    return [f"{format_bytes(sum(nbytes)):>10} {len(nbytes):>5} x  {name}" for name, nbytes in ordered]
+
+
+def _name_stage(trainer: L.Trainer) -> str:
+    return trainer.state.stage.value if trainer.state.stage else "no stage"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _try(describe: Callable[[], str]) -> str:
+    try:
+        return describe()
+    except Exception as problem:
+        log.debug("a part of the post-mortem failed", exc_info=True)
+        return f"could not be read: {type(problem).__name__}: {problem}"

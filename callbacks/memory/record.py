@@ -1,0 +1,129 @@
+"""The measurements of a run's memory: what it holds now, its growth and its course."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+
+from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading, open_gauge
+from lit_data.callbacks.memory.host_memory import (
+    Growth,
+    TreeReader,
+    format_bytes,
+    read_pinned_bytes,
+    read_rss_bytes,
+)
+from lit_data.callbacks.memory.plot import SERIES, Timeline, draw_timeline
+
+_CAUSES: Final = {
+    "host": (
+        "Usual causes: outputs or losses kept with their graph (keep x.detach() or x.item()), lists that grow in a "
+        "dataset or transform (each worker has its own; use arrays of fixed size), and persistent_workers=True, which "
+        "keeps what they gathered"
+    ),
+    "device": (
+        "Usual cause: tensors kept from step to step, such as losses or outputs with their graph in a list (keep "
+        "x.detach() or x.item(), and empty it at the end of the epoch)"
+    ),
+}
+
+
+class MemoryRecord:
+    """Measures the memory of a device and of this process and its workers.
+
+    Args:
+        device: The device that trains.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.timeline = Timeline()
+        self.gauge: MemoryGauge = open_gauge(device)
+        self.reading = self.gauge.read()
+        self._trees = {"step": TreeReader(), "epoch": TreeReader()}
+        self._knows_pss = False
+        self._began_s = time.perf_counter()
+        self._growth = {name: Growth() for name in ("host", "process", "device")}
+        self._alarmed: set[str] = set()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._began_s
+
+    def sample(self, batch_size: float, moment: Literal["step", "epoch", "event"] = "step") -> dict[str, float]:
+        """Measure, and add it to the timeline.
+
+        Args:
+            batch_size: Samples that go through the model at once; NaN where that is not known.
+            moment: At a step and at the end of an epoch the memory of the workers is read where it is due; at an event,
+                which may come often, it is not.
+
+        Returns:
+            The values of `MemoryMonitor`'s metrics.
+        """
+        self.reading = self.gauge.read()
+        values: dict[str, float] = _list_values(self.reading) | {"rss_bytes": read_rss_bytes()}
+        pinned_bytes, workers = read_pinned_bytes(), None if moment == "event" else self._trees[moment].read()
+        if workers is not None:
+            self._knows_pss = True
+            values |= {"pss_bytes": workers.pss_bytes, "shared_bytes": workers.shared_bytes}
+        if pinned_bytes is not None:
+            values["pinned_bytes"] = pinned_bytes
+        self.timeline.add(self.now_s, [{**values, "batch_size": batch_size}.get(name, math.nan) for name in SERIES])
+        return values
+
+    def mark(self, kind: str, began_s: float | None = None) -> None:
+        """Mark what happens now, or what began at `began_s` and ends now."""
+        now_s = self.now_s
+        self.timeline.marks[kind].add(now_s if began_s is None else began_s, now_s)
+
+    def draw(self, path: Path) -> None:
+        """Write the picture; nothing before the second sample."""
+        if len(self.timeline) > 1:
+            draw_timeline(self.timeline, path, device=str(self.device), limit_bytes=self.reading.limit_bytes)
+
+    def end_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
+        """An epoch of training ended with these values."""
+        if "pss_bytes" in values or not self._knows_pss:
+            self._growth["host"].add(epoch, values.get("pss_bytes", values["rss_bytes"]))
+        self._growth["process"].add(epoch, values["rss_bytes"])
+        self._growth["device"].add(epoch, values["allocated_bytes"])
+
+    def read_growth(self) -> dict[str, float]:
+        """The metrics of growth, once they are known."""
+        names = {"growth_bytes_per_epoch": "host", "allocated_growth_bytes_per_epoch": "device"}
+        growth = {metric: self._growth[name].bytes_per_epoch for metric, name in names.items()}
+        return {metric: value for metric, value in growth.items() if value is not None}
+
+    def find_alarms(self, bytes_per_epoch: float) -> list[str]:
+        """A sentence for the host, and one for a device with memory of its own, that grow faster; each of them once."""
+        watched = ["host"] if self.device.type == "cpu" else ["host", "device"]
+        found = [name for name in watched if self._growth[name].exceeds(bytes_per_epoch)]
+        fresh = [name for name in found if name not in self._alarmed]
+        self._alarmed.update(fresh)
+        return [self._describe_growth(name) for name in fresh]
+
+    def _describe_growth(self, name: str) -> str:
+        growth, main = (self._growth[which].bytes_per_epoch or 0.0 for which in (name, "process"))
+        where = str(self.device) if name == "device" else "host"
+        part = f", of which the main process {format_bytes(main)}" if name == "host" else ""
+        return (
+            f"{where} memory grows by {format_bytes(growth)} per epoch{part} ({self._growth[name].describe()}): it "
+            f"will run out. {_CAUSES[name]}"
+        )
+
+
+def _list_values(reading: MemoryReading) -> dict[str, float]:
+    reserved_bytes = max(reading.reserved_bytes, 1)
+    return {
+        "allocated_bytes": reading.allocated_bytes,
+        "reserved_bytes": reading.reserved_bytes,
+        "peak_bytes": reading.peak_bytes,
+        "fragmentation": max(0.0, 1 - reading.allocated_bytes / reserved_bytes) if reading.reserved_bytes else 0.0,
+        "free_bytes": reading.limit_bytes - reading.reserved_bytes,
+        "limit_bytes": reading.limit_bytes,
+    }

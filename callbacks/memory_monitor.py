@@ -1,0 +1,250 @@
+"""`MemoryMonitor`: how much memory a run holds, whether it grows, and what held it when it ran out."""
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import lightning as L
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from typing_extensions import override
+
+from lit_data.callbacks.events import Event
+from lit_data.callbacks.memory.advice import Adviser
+from lit_data.callbacks.memory.plot import MARKS
+from lit_data.callbacks.memory.post_mortem import PostMortems, SeenBatch, is_noted, note_error, see_batch
+from lit_data.callbacks.memory.record import MemoryRecord
+from lit_data.callbacks.out_of_memory import is_out_of_memory
+from lit_data.errors import ConfigError
+from lit_data.loading.options import check_count
+
+_BATCHES: Final = 5
+_PEAKS: Final = {
+    "rss_bytes": "peak_rss_bytes",
+    "pss_bytes": "peak_pss_bytes",
+    "peak_bytes": "peak_allocated_bytes",
+    "reserved_bytes": "peak_reserved_bytes",
+}
+
+log = logging.getLogger(__name__)
+
+
+class MemoryMonitor(L.Callback):
+    """Measures the memory of the device and of the host, warns of growth, and says what held it when it ran out.
+
+    Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and at the start and
+    the end of each validation, test and prediction:
+
+    - ``memory/allocated_bytes``: in tensors on the device; on the CPU the resident memory of this process
+    - ``memory/reserved_bytes``: held by the device's caching allocator; on the CPU the resident memory again
+    - ``memory/peak_bytes``: most that was allocated since the last measurement of a training batch
+    - ``memory/fragmentation``: share of the reserved memory that is in no tensor, 0 to 1
+    - ``memory/free_bytes``: what the device, on the CPU the machine or container, could still give
+    - ``memory/limit_bytes``: that, and what is reserved
+    - ``memory/rss_bytes``: resident memory of this process
+    - ``memory/pss_bytes``: resident memory of this process and all below it, shared pages counted once; less often
+      where reading takes long (`memory.host_memory.TreeReader`), never where the system does not tell
+    - ``memory/shared_bytes``: of that, shared memory (/dev/shm, memfd)
+    - ``memory/pinned_bytes``: page-locked by torch's allocator, not by others; with CUDA only
+
+    Logged at the end of each training epoch from the fifth that was measured on
+    (`lit_data.callbacks.memory.host_memory.Growth`):
+
+    - ``memory/growth_bytes_per_epoch``: of ``pss_bytes``, of ``rss_bytes`` where the system does not tell
+    - ``memory/allocated_growth_bytes_per_epoch``: of ``allocated_bytes``
+
+    Each rank logs its own. The first one has the ranks that Lightning's launcher started in its tree, and writes into
+    the folder `path`: ``memory.png``, all of this over time, at the end of ``fit`` and after an error; and after an
+    out-of-memory error, also one that another callback recovers from, ``oom-<n>.txt`` with the largest tensors and
+    their owners, at most 5 in a run. Peaks and counts go on after a resume.
+
+    Args:
+        every_n_steps: Training batches from one measurement to the next.
+        path: Folder for the files; by default ``trainer.log_dir``, without loggers ``trainer.default_root_dir``.
+        leak_bytes_per_epoch: Growth above which a warning is logged, once for the host and once for the device.
+        advice: Log, when training starts, what costs memory for nothing, and what to do instead.
+        plot: Write ``memory.png``.
+
+    Raises:
+        ConfigError: An argument is not usable, or `path` is a file.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_steps: int = 50,
+        path: str | os.PathLike[str] | None = None,
+        leak_bytes_per_epoch: float = 50 * 2**20,
+        advice: bool = True,
+        plot: bool = True,
+    ) -> None:
+        check_count("every_n_steps", every_n_steps, 1)
+        if not isinstance(leak_bytes_per_epoch, int | float) or not leak_bytes_per_epoch > 0:
+            raise ConfigError(f"leak_bytes_per_epoch={leak_bytes_per_epoch!r} is not usable: choose bytes above 0")
+        self.every_n_steps, self.leak_bytes_per_epoch = every_n_steps, leak_bytes_per_epoch
+        self.path = None if path is None else Path(path)
+        self.advice, self.plot = advice, plot
+        self._folder = Path()
+        self._record: MemoryRecord | None = None
+        self._adviser, self._post_mortems = Adviser(), PostMortems()
+        self._seen: deque[SeenBatch] = deque(maxlen=_BATCHES)
+        self._size: float | None = None
+        self._evaluation_began_s = 0.0
+        self._steps = self._ooms = 0
+        self._peaks: dict[str, int] = {}
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._folder = self.path or Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: on all ranks
+        if self._folder.exists() and not self._folder.is_dir():
+            raise ConfigError(f"path={str(self._folder)!r} is a file: name a folder, memory.png will be in it")
+        if self._record is None or self._record.device != trainer.strategy.root_device:
+            self._record = MemoryRecord(trainer.strategy.root_device)
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.advice and trainer.is_global_zero:
+            self._adviser.start(trainer, pl_module)
+        self._sample()
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._seen.append(see_batch(trainer, batch, batch_idx))
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        self._steps += 1
+        if self._adviser.looks:
+            self._adviser.look(pl_module, outputs)
+        if self._steps % self.every_n_steps == 0:
+            _log(trainer, self._sample())
+            self._measured.gauge.reset_peak()
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        values, record = self._sample("epoch"), self._measured
+        record.end_epoch(trainer.current_epoch, values)
+        _log(trainer, record.read_growth())
+        for alarm in record.find_alarms(self.leak_bytes_per_epoch) if trainer.is_global_zero else ():
+            log.warning("%s", alarm)
+
+    def _begin_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluation_began_s = self._measured.now_s
+        _log(trainer, self._sample())
+
+    def _end_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.validating:
+            self._measured.mark("validation", self._evaluation_began_s)
+        _log(trainer, self._sample())
+
+    def _see_batch(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._seen.append(see_batch(trainer, batch, batch_idx))
+
+    on_validation_start = on_test_start = on_predict_start = _begin_evaluation
+    on_validation_end = on_test_end = on_predict_end = _end_evaluation
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _see_batch
+
+    @override
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._record is not None:  # a model can be saved without a run
+            self._record.mark("checkpoint")
+
+    @override
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._sample()
+        self._draw(trainer)
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if self._record is None:
+            return
+        if is_out_of_memory(exception) and not is_noted(exception):
+            self._note_oom(trainer, exception)
+        self._sample("event")
+        self._draw(trainer)
+
+    @override
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._adviser.stop()
+
+    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+        """Note what another callback tells; an out-of-memory error gets its post-mortem."""
+        self._size = event.values.get("size", self._size) if event.name == "batch_size" else self._size
+        if self._record is None:  # told in the setup of another callback
+            return
+        if event.name == "oom":
+            self._note_oom(trainer, error)
+        elif event.name in MARKS:
+            self._record.mark(event.name)
+        self._sample("event")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "ooms": self._ooms, "peaks": dict(self._peaks)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._steps, self._ooms = state_dict["steps"], state_dict["ooms"]
+        self._raise_peaks(state_dict["peaks"])
+
+    def summary(self) -> dict[str, float | int | str]:
+        """``memory/peak_rss_bytes`` and so for pss, allocated and reserved; ``memory/ooms``; the growth once known.
+
+        Peaks of the host are the largest samples. Empty before the first sample.
+        """
+        growth = self._record.read_growth() if self._record else {}
+        return _prefix({**self._peaks, "ooms": self._ooms, **growth}) if self._peaks else {}
+
+    @property
+    def _measured(self) -> MemoryRecord:
+        if self._record is None:
+            raise RuntimeError("MemoryMonitor measures from its setup on, which a Trainer calls")
+        return self._record
+
+    def _sample(self, moment: Literal["step", "epoch", "event"] = "step") -> dict[str, float]:
+        size = self._seen[-1].samples if self._seen and self._size is None else self._size
+        values = self._measured.sample(math.nan if size is None else size, moment)
+        self._raise_peaks({peak: int(values[name]) for name, peak in _PEAKS.items() if name in values})
+        return values
+
+    def _raise_peaks(self, peaks: Mapping[str, int]) -> None:
+        self._peaks |= {name: max(value, self._peaks.get(name, 0)) for name, value in peaks.items()}
+
+    def _note_oom(self, trainer: L.Trainer, error: BaseException | None) -> None:
+        self._ooms += 1
+        self._measured.mark("oom")
+        path = None
+        if trainer.is_global_zero:
+            reading = self._measured.gauge.read()
+            path = self._post_mortems.write(self._folder, trainer, error, reading, self._seen)
+        if error is not None:
+            note_error(error, f"number {self._ooms} of this run" + (f": {path} says what held it" if path else ""))
+
+    def _draw(self, trainer: L.Trainer) -> None:
+        if not self.plot or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._measured.draw(self._folder / "memory.png")
+        except Exception as problem:
+            log.warning("no memory.png could be written: %s: %s", type(problem).__name__, problem)
+
+
+def _log(trainer: L.Trainer, values: Mapping[str, float]) -> None:
+    """Past `log_dict`, which takes 2 ms for these, fills the result tables of tests, and is refused in prediction."""
+    if values and not trainer.sanity_checking:
+        for logger in trainer.loggers:
+            logger.log_metrics(_prefix(values), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _prefix(values: Mapping[str, float]) -> dict[str, Any]:
+    return {f"memory/{name}": value for name, value in values.items()}

@@ -1,0 +1,41 @@
+"""Whether an error says that memory ran out."""
+
+import re
+from typing import Final
+
+import torch
+
+_CLASSES: Final = (torch.OutOfMemoryError, MemoryError)
+
+_TEXTS: Final = re.compile(
+    "|".join(
+        (
+            r"out of memory",  # CUDA, MPS ("MPS backend out of memory"), HIP, XPU
+            r"DefaultCPUAllocator: (can't allocate|not enough) memory",
+            r"can't allocate memory: you tried to allocate",
+            r"CUDNN_STATUS_(ALLOC_FAILED|NOT_SUPPORTED)",  # no workspace, or none that fits
+            r"CUBLAS_STATUS_ALLOC_FAILED",
+            r"CUBLAS_STATUS_NOT_INITIALIZED",  # its handle needs memory
+            r"CUSOLVER_STATUS_ALLOC_FAILED",
+            r"unable to find an engine to execute",  # cuDNN: no algorithm whose workspace fits
+            r"Invalid buffer size",  # MPS
+        )
+    ),
+    re.IGNORECASE,
+)
+"""Texts of RuntimeErrors; from PyTorch's sources, and reports such as ultralytics#12193 and mosaicml/composer#3397."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, says that memory ran out.
+
+    By class where there is one, else by the text of a RuntimeError; an illegal access, a failed assertion on the device
+    or anything else is none.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, _CLASSES) or (isinstance(error, RuntimeError) and _TEXTS.search(str(error))):
+            return True
+        error = error.__cause__
+    return False

@@ -1,0 +1,238 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
+from lightning.pytorch.plugins.precision import Precision as LightningPrecision
+from torch.utils.data import DataLoader
+
+from lit_data.callbacks.amp import AMP
+from lit_data.callbacks.events import Event
+from lit_data.callbacks.precision import plugin
+from lit_data.callbacks.precision.history import StepHistory
+from lit_data.errors import ConfigError, LitDataError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+SCALE, BATCHES = 1024.0, 8
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class Model(L.LightningModule):
+    """A loss that is not finite in some batches; notes dtypes, weights before each batch and gradient norms."""
+
+    def __init__(self, bad: range = range(0), factor: float = math.inf) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 3)
+        self.bad, self.factor = bad, factor
+        self.dtypes: list[torch.dtype] = []
+        self.weights: list[torch.Tensor] = []
+        self.norms: list[float] = []
+        self.logged: list[dict[str, float]] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.weights.append(self.layer.weight.detach().clone())
+        loss = self.validation_step(batch).float().square().mean()
+        return loss * self.factor if batch_idx in self.bad else loss
+
+    def validation_step(self, batch: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(batch)
+        self.dtypes.append(out.dtype)
+        return out
+
+    test_step = predict_step = validation_step
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.norms.append(torch.nn.utils.get_total_norm(grads).item())
+
+    def log_dict(self, dictionary: Any, **options: Any) -> None:  # type: ignore[override]
+        self.logged.append({key: float(value) for key, value in dictionary.items()})
+        super().log_dict(dictionary, **options)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+class Listener(L.Callback):
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+        self.events.append(event)
+
+
+def loader() -> DataLoader[torch.Tensor]:
+    data = torch.rand(BATCHES, 2, 4, generator=torch.Generator().manual_seed(0))
+    return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+
+
+def train(model: L.LightningModule, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
+    trainer = make_trainer(*callbacks, **options)
+    trainer.fit(model, loader(), ckpt_path=ckpt, weights_only=True)
+    return trainer
+
+
+def make_trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
+    defaults = {"max_epochs": 1, "log_every_n_steps": 1, "logger": False, "enable_checkpointing": False}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    return L.Trainer(accelerator="cpu", callbacks=list(callbacks), **{**defaults, **quiet, **options})
+
+
+@pytest.fixture(params=[True, False])
+def fast_bf16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(plugin, "has_fast_bf16", lambda device_type: request.param)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_every_stage_runs_in_the_precision_and_the_trainer_gets_its_plugin_back(precision: Any) -> None:
+    model, amp = Model(), AMP(precision, init_scale=SCALE)
+    trainer = make_trainer(amp)
+    before = trainer.strategy.precision_plugin
+    stages: list[Callable[..., Any]] = [trainer.fit, trainer.validate, trainer.test, trainer.predict, trainer.fit]
+    for stage in stages:
+        model.dtypes.clear()
+        stage(model, loader())
+        assert set(model.dtypes) <= {DTYPES[precision]}
+        assert trainer.strategy.precision_plugin is before
+        trainer.fit_loop.max_epochs = 2
+    assert len(model.dtypes) == BATCHES
+    assert amp.summary() == {"amp_precision": precision, "amp_skipped_steps": 0}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_training_is_that_of_lightnings_own_plugin(precision: Any, clip: float | None) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE) if precision == "fp16" else None
+    flag: Any = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[precision]
+    theirs, ours = Model(), Model()
+    train(theirs, plugins=[LightningMixedPrecision(flag, "cpu", scaler)], gradient_clip_val=clip)
+    train(ours, AMP(precision, init_scale=SCALE), gradient_clip_val=clip)
+    assert torch.equal(ours.layer.weight, theirs.layer.weight)
+    assert [values["amp/grad_norm"] for values in ours.logged] == ours.norms == theirs.norms
+    assert clip is None or min(ours.norms) > clip
+
+
+def test_auto_follows_the_hardware(fast_bf16: bool) -> None:
+    model = Model()
+    train(model, AMP())
+    assert set(model.dtypes) == {torch.bfloat16 if fast_bf16 else torch.float32}
+
+
+@pytest.mark.parametrize("flag", ["bf16-mixed", "16-true", "64-true"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_trainer_that_sets_the_precision_is_refused(flag: str, precision: Any) -> None:
+    message = rf"Trainer\(precision='{flag}'\) .* already - allowed: '32-true'.* - leave that out"
+    with pytest.raises(ConfigError, match=message):
+        train(Model(), AMP(precision), precision=flag)
+
+
+def test_a_second_amp_is_refused() -> None:
+    class Other(AMP):
+        """Lightning itself refuses two callbacks of the same class and state key."""
+
+    with pytest.raises(ConfigError, match=r"precision='bf16-mixed'\) sets the precision by MixedPrecision already"):
+        train(Model(), AMP("bf16"), Other("bf16"))
+
+
+def test_one_bad_batch_skips_its_window_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, listener, amp = Model(range(4, 5)), Listener(), AMP("fp16", init_scale=SCALE)
+    train(model, amp, listener, accumulate_grad_batches=3)
+    weights = [*model.weights, model.layer.weight]
+    assert [torch.equal(weights[index], weights[index + 1]) for index in (2, 5, 7)] == [False, True, False]
+    assert [values["amp/scale"] for values in model.logged] == [SCALE, SCALE / 2, SCALE / 2]
+    assert [values["amp/skipped_steps"] for values in model.logged] == [0, 1, 1]
+    (event,) = listener.events
+    assert (event.name, event.values) == ("precision", {"scale": SCALE / 2})
+    assert event.text.endswith("skipped in batch 3-5 of epoch 0; the loss scale is 512 now")
+    assert event.text in caplog.messages
+
+
+def test_the_scale_grows_after_the_interval() -> None:
+    model = Model()
+    train(model, AMP("fp16", init_scale=SCALE, growth_interval=3))
+    scales = [values["amp/scale"] for values in model.logged]
+    assert scales == [SCALE, SCALE, 2 * SCALE, 2 * SCALE, 2 * SCALE, 4 * SCALE, 4 * SCALE, 4 * SCALE]
+
+
+def test_results_are_read_when_the_trainer_logs_and_at_the_end_of_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, listener = Model(range(0, 8, 2)), Listener()
+    reads: list[int] = []
+    read = StepHistory.read
+
+    def note(history: StepHistory) -> None:
+        reads.append(len(model.weights))
+        read(history)
+
+    monkeypatch.setattr(StepHistory, "read", note)
+    train(model, AMP("fp16", init_scale=SCALE), listener, log_every_n_steps=3)
+    assert reads == [3, 6, 8]
+    places = [event.text.split("batch ")[1].split(" of")[0] for event in listener.events]
+    assert places == ["0, 2", "4", "6"]
+
+
+@pytest.mark.parametrize(("fall_back_to", "every"), [("auto", 1), ("bf16", 1), ("fp32", 1), ("auto", 4)])
+def test_many_skips_in_a_row_fall_back(
+    fast_bf16: bool, fall_back_to: Any, every: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, listener = Model(range(1, 4)), Listener()
+    amp = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to=fall_back_to)
+    train(model, amp, listener, log_every_n_steps=every)
+    target = fall_back_to if fall_back_to != "auto" else "bf16" if fast_bf16 else "fp32"
+    assert model.dtypes == [torch.float16] * 4 + [DTYPES[target]] * 4
+    assert amp.summary() == {"amp_precision": target, "amp_skipped_steps": 3}
+    assert model.logged[-1]["amp/scale"] == 1
+    assert listener.events[-1].values == {"scale": 1.0}
+    text = f"AMP: 3 or more optimizer steps in a row were skipped in fp16; going on in {target}"
+    assert listener.events[-1].text == text
+    assert f"{text}. To avoid it, lower" in caplog.text
+    assert all(torch.isfinite(weight).all() for weight in model.weights)
+
+
+def test_skips_that_are_over_when_they_are_read_are_forgiven() -> None:
+    amp = AMP("fp16", init_scale=SCALE, fall_back_after=3)
+    train(Model(range(3)), amp, log_every_n_steps=4)
+    assert amp.summary() == {"amp_precision": "fp16", "amp_skipped_steps": 3}
+
+
+def test_a_rank_falls_back_when_another_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, trainer = Model(), make_trainer(AMP("bf16"))
+    monkeypatch.setattr(trainer.strategy, "reduce_boolean_decision", lambda decision, all: len(model.weights) == 3)
+    trainer.fit(model, loader())
+    assert model.dtypes == [torch.bfloat16] * 3 + [torch.float32] * 5
+
+
+@pytest.mark.parametrize(("precision", "what"), [("fp16", "optimizer steps .* were skipped"), ("fp32", "no finite")])
+def test_or_the_run_ends_with_an_error(precision: Any, what: str) -> None:
+    model, amp = Model(range(8)), AMP(precision, init_scale=SCALE, fall_back_after=2, fall_back_to="raise")
+    trainer = make_trainer(amp)
+    with pytest.raises(LitDataError, match=f"2 or more .*{what}.* - allowed: fewer than fall_back_after - lower the"):
+        trainer.fit(model, loader())
+    assert len(model.dtypes) == 2
+    assert type(trainer.strategy.precision_plugin) is LightningPrecision
+
+
+@pytest.mark.parametrize("factor", [math.inf, math.nan])
+def test_losses_that_are_not_finite_end_bf16(factor: float, caplog: pytest.LogCaptureFixture) -> None:
+    model, amp = Model(range(1, 8), factor), AMP("bf16", fall_back_after=3)
+    train(model, amp, accumulate_grad_batches=2)
+    assert model.dtypes == [torch.bfloat16] * 4 + [torch.float32] * 4
+    assert "the loss is not finite in batch 2, 3 of epoch 0" in caplog.text
+    spoilt = "3 or more batches in a row had no finite loss in bf16 and the weights are not finite: go on from"
+    assert spoilt in caplog.text
+    assert amp.summary() == {"amp_precision": "fp32", "amp_skipped_steps": 0}
+
+
+def test_nothing_is_left_after_fp32(caplog: pytest.LogCaptureFixture) -> None:
+    train(Model(range(1, 8)), AMP("fp32", fall_back_after=3))
+    messages = [message for message in caplog.messages if "nothing is left to fall back to: lower the" in message]
+    assert len(messages) == 2

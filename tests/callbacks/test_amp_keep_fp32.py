@@ -1,0 +1,204 @@
+import copy
+import pickle
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_data.callbacks.amp import AMP
+from lit_data.callbacks.precision.keep_fp32 import keep_in_float32
+from lit_data.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+
+Pair = namedtuple("Pair", ["left", "right"])
+DATA = torch.rand(4, 2, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(images))
+        return out
+
+
+class Model(L.LightningModule):
+    """Trained on the output and a gradient penalty; notes the dtypes of outputs and of the penalty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = Net()
+        self.dtypes: set[torch.dtype] = set()
+        self.penalties: list[float] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.penalty(batch.requires_grad_())
+
+    def penalty(self, images: Tensor) -> Tensor:
+        score = self.critic(images)
+        (slope,) = torch.autograd.grad(score.sum(), images, create_graph=True)
+        penalty: Tensor = (slope.norm(dim=1) - 1).square().mean()
+        self.dtypes.add(score.dtype)
+        self.penalties.append(penalty.item())
+        return penalty
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def train(amp: AMP, model: Model, *callbacks: L.Callback) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu",
+        callbacks=[amp, *callbacks],
+        max_epochs=1,
+        log_every_n_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, DataLoader(DATA.clone(), batch_size=None))  # type: ignore[arg-type]
+
+
+def run(net: nn.Module, keep: Any) -> tuple[list[torch.dtype], Tensor]:
+    """Dtypes that body.0, body.1 and head give under autocast, and the output."""
+    seen: list[torch.dtype] = []
+    undo = keep_in_float32(net, keep, "cpu")
+    layers = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    hooks = [layer.register_forward_hook(lambda *args: seen.append(args[2].dtype)) for layer in layers]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = net(DATA[0])
+    for each in undo:
+        each()
+    for hook in hooks:
+        hook.remove()
+    return seen, out
+
+
+HALF, FULL = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("keep", "dtypes"),
+    [
+        ((), [HALF, HALF, HALF]),
+        (("head",), [HALF, HALF, FULL]),
+        (("body",), [FULL, FULL, HALF]),
+        (("body.1", "head"), [HALF, FULL, FULL]),
+        (("body", "body.0"), [FULL, FULL, HALF]),
+        (lambda name, module: isinstance(module, nn.Linear) and name != "head", [FULL, FULL, HALF]),
+        (lambda name, module: False, [HALF, HALF, HALF]),
+    ],
+)
+def test_chosen_modules_stay_in_float32(keep: Any, dtypes: list[torch.dtype]) -> None:
+    net = Net()
+    before = dict(vars(net.head))
+    assert run(net, keep)[0] == dtypes
+    assert vars(net.head) == before
+    assert run(net, ())[0] == [HALF] * 3
+
+
+def test_a_method_of_a_submodule_is_kept() -> None:
+    model = Model()
+    keep_in_float32(model, ("critic.forward",), "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.critic(DATA[0]).dtype == FULL
+
+
+def test_a_module_called_by_itself_is_kept_too() -> None:
+    net = Net()
+    keep_in_float32(net, ("body",), "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net.body[0](DATA[0]).dtype == FULL
+
+
+@pytest.mark.parametrize("name", ["haed", "body.2", "", "critic", "critic.forward", "training"])
+def test_an_unknown_name_is_refused(name: str) -> None:
+    message = (
+        f"keep_fp32 has '{name}', which is no submodule or method of Net - allowed: .* - the nearest: .*(head|body)"
+    )
+    with pytest.raises(ConfigError, match=message):
+        keep_in_float32(Net(), (name,), "cpu")
+
+
+def test_an_unknown_name_ends_fit() -> None:
+    with pytest.raises(ConfigError, match=r"the nearest: critic"):
+        train(AMP("bf16", keep_fp32=["critics"]), Model())
+
+
+def test_inputs_of_any_nesting_are_cast() -> None:
+    class Inner(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return args, kwargs
+
+    net = nn.Sequential(Inner())
+    keep_in_float32(net, ("0",), "cpu")
+    half, whole, double = torch.ones(1, dtype=HALF), torch.ones(1, dtype=torch.int64), torch.ones(1).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        args, kwargs = net[0]([half, whole], {"a": (half, "text")}, pair=Pair(half, double))
+    assert [tensor.dtype for tensor in args[0]] == [FULL, torch.int64]
+    assert (args[1]["a"][0].dtype, args[1]["a"][1]) == (FULL, "text")
+    assert isinstance(kwargs["pair"], Pair)
+    assert [tensor.dtype for tensor in kwargs["pair"]] == [FULL, torch.float64]
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_kept_module_can_be_copied_and_pickled(clone: Callable[[Net], Net]) -> None:
+    net = Net()
+    keys = list(net.state_dict())
+    keep_in_float32(net, ("body",), "cpu")
+    other = clone(net)
+    assert list(other.state_dict()) == list(net.state_dict()) == keys
+    nn.init.zeros_(next(other.body.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert other.body(DATA[0]).dtype == FULL
+        assert other.body(DATA[0])[0].equal(other.body(DATA[0])[1])  # the input has no effect any more
+        assert not net.body(DATA[0])[0].equal(net.body(DATA[0])[1])
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_compiled_modules_are_kept(full: bool) -> None:
+    net = Net()
+    outer: Any = nn.Module()
+    outer.net = torch.compile(net, backend="eager", fullgraph=full)
+    keep_in_float32(outer, ("net.head",), "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = outer.net(DATA[0])
+    dtypes, plain = run(net, ("head",))
+    assert dtypes[2] == compiled.dtype == FULL
+    assert torch.equal(compiled, plain)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_gradient_penalty_is_that_of_float32(precision: Any) -> None:
+    plain, model = Model(), Model()
+    train(AMP("fp32"), plain)
+    train(AMP(precision, keep_fp32=["penalty"], init_scale=1024.0), model)
+    assert model.dtypes == {FULL}
+    assert model.penalties == plain.penalties
+    assert "penalty" not in vars(model)
+
+
+def test_modules_built_late_are_known() -> None:
+    class Late(Model):
+        def configure_model(self) -> None:
+            self.late = nn.Linear(4, 1)
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            out: Tensor = self.late(batch)
+            self.dtypes.add(out.dtype)
+            return out.sum()
+
+    model = Late()
+    train(AMP("bf16", keep_fp32=["late"]), model)
+    assert model.dtypes == {FULL}

@@ -1,0 +1,200 @@
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel
+from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
+from torch.utils.data import DataLoader
+
+from lit_data.callbacks.amp import AMP
+from lit_data.callbacks.precision import plugin
+from lit_data.callbacks.precision.plugin import choose_precision, has_fast_bf16
+from lit_data.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.*"),
+]
+
+SCALE, BATCHES = 1024.0, 6
+
+
+class Model(L.LightningModule):
+    """Gradients overflow in the given batches of each epoch."""
+
+    def __init__(self, *bad: int, fused: bool = False, sparse: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(5, 4, sparse=sparse)
+        self.layer = torch.nn.Linear(4, 3)
+        self.bad, self.fused, self.sparse = bad, fused, sparse
+        self.logged: list[dict[str, float]] = []
+        self.dtypes: list[torch.dtype] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        out = self.layer(self.embedding(batch))
+        self.dtypes.append(out.dtype)
+        loss: torch.Tensor = out.float().square().mean()
+        return loss * float("inf") if batch_idx in self.bad else loss
+
+    def log_dict(self, dictionary: Any, **options: Any) -> None:  # type: ignore[override]
+        self.logged.append({key: float(value) for key, value in dictionary.items()})
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, fused=self.fused)
+
+
+def train(model: L.LightningModule, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
+    data = torch.randint(5, (BATCHES, 2), generator=torch.Generator().manual_seed(0))
+    defaults = {"max_epochs": 1, "log_every_n_steps": 1, "logger": False, "enable_checkpointing": False}
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(callbacks=list(callbacks), **{**defaults, **quiet, **options})
+    loader: DataLoader[torch.Tensor] = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(model, loader, ckpt_path=ckpt, weights_only=True)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("precision", "16-mixed"),
+        ("keep_fp32", "critic"),
+        ("init_scale", 0.0),
+        ("init_scale", float("inf")),
+        ("growth_interval", 0),
+        ("fall_back_after", 0),
+        ("fall_back_to", "fp16"),
+    ],
+)
+def test_wrong_options_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"AMP: {option} is .*{value}.* - allowed: .* - change {option}"):
+        AMP(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "fast", "chosen"),
+    [
+        ("auto", "cuda", True, "bf16"),
+        ("auto", "cuda", False, "fp16"),
+        ("auto", "cpu", True, "bf16"),
+        ("auto", "cpu", False, "fp32"),
+        ("auto", "mps", False, "fp32"),
+        ("auto", "hpu", False, "fp32"),
+        ("bf16", "cpu", False, "bf16"),
+        ("fp16", "mps", False, "fp16"),
+        ("fp32", "hpu", False, "fp32"),
+    ],
+)
+def test_the_precision_for_a_device(
+    wanted: Any, device: str, fast: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "has_fast_bf16", lambda device_type: fast)
+    assert choose_precision(wanted, device) == chosen
+
+
+def test_a_device_without_autocast_is_refused() -> None:
+    with pytest.raises(ConfigError, match="precision is 'bf16' on the device 'hpu' - allowed: there 'auto' and 'fp32'"):
+        choose_precision("bf16", "hpu")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "fast"), [({"avx512_f": True, "avx512_bf16": False}, False), ({"amx_bf16": True}, True)]
+)
+def test_a_cpu_is_asked_for_its_instructions(
+    capabilities: dict[str, bool], fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert has_fast_bf16("cpu") is fast
+    assert has_fast_bf16("mps") is False
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert has_fast_bf16("cpu") is False
+
+
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_a_resumed_run_is_the_run_that_never_stopped(when: str, tmp_path: Path) -> None:
+    whole, first, second = Model(0, 5), Model(0, 5), Model(0, 5)
+    amps = [AMP("fp16", init_scale=SCALE, growth_interval=3) for _ in range(3)]
+    train(whole, amps[0], max_epochs=2)
+    saver = [ModelCheckpoint(tmp_path, "x")] if when == "during" else []
+    trainer = train(first, amps[1], *saver, enable_checkpointing=bool(saver))
+    if when == "after":
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+    train(second, amps[2], ckpt=tmp_path / "x.ckpt", max_epochs=2)
+    assert repr(first.logged + second.logged) == repr(whole.logged)  # a norm is NaN
+    assert torch.equal(second.layer.weight, whole.layer.weight)
+    assert amps[2].summary() == amps[0].summary() == {"amp_precision": "fp16", "amp_skipped_steps": 4}
+    assert amps[2].state_dict()["in_a_row"] == {"0": 1}
+
+
+def test_runs_go_on_with_lightnings_plugin_and_back(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    theirs = LightningMixedPrecision("16-mixed", "cpu", scaler)
+    train(Model(5), plugins=[theirs]).save_checkpoint(tmp_path / "theirs.ckpt")
+    model = Model()
+    amp = AMP("fp16", growth_interval=7)
+    train(model, amp, ckpt=tmp_path / "theirs.ckpt", max_epochs=2).save_checkpoint(tmp_path / "ours.ckpt")
+    assert [values["amp/scale"] for values in model.logged] == [SCALE / 2] * BATCHES
+    train(Model(), ckpt=tmp_path / "ours.ckpt", max_epochs=3, plugins=[theirs])
+    assert scaler.get_scale() == SCALE  # it grew in the 7th step after the one that was skipped
+    assert scaler.state_dict()["_growth_tracker"] == 5
+
+
+@pytest.mark.parametrize(("asked", "goes_on_in"), [("fp16", "bf16"), ("bf16", "bf16"), ("fp32", "fp32")])
+def test_a_run_that_fell_back_goes_on_so_unless_it_asks_for_more(asked: Any, goes_on_in: str, tmp_path: Path) -> None:
+    first = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="bf16")
+    train(Model(1, 2, 3), first).save_checkpoint(tmp_path / "x.ckpt")
+    again, second = Model(), AMP(asked)
+    train(again, second, ckpt=tmp_path / "x.ckpt", max_epochs=2)
+    assert set(again.dtypes) == {{"bf16": torch.bfloat16, "fp32": torch.float32}[goes_on_in]}
+    assert second.summary() == {"amp_precision": goes_on_in, "amp_skipped_steps": 3}
+
+
+def test_a_second_fit_goes_on_with_the_scale_even_after_an_error() -> None:
+    class Failing(Model):
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            if self.trainer.global_step == 3:
+                raise RuntimeError("out of luck")
+
+    model, amp = Model(), AMP("fp16", init_scale=SCALE)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train(Failing(0), amp)
+    train(model, amp)
+    assert [values["amp/scale"] for values in model.logged] == [SCALE / 2] * BATCHES
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"sparse": True}])
+def test_the_norm_is_that_of_unscaled_gradients(options: dict[str, bool]) -> None:
+    plain, model = Model(), Model(**options)
+    train(plain, AMP("fp16", init_scale=SCALE))
+    train(model, AMP("fp16", init_scale=SCALE))
+    norms = [[values["amp/grad_norm"] for values in each.logged] for each in (model, plain)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_a_fused_optimizer_skips_and_is_counted() -> None:
+    amp = AMP("fp16", init_scale=SCALE)
+    train(Model(2, 3, fused=True), amp)
+    assert amp.summary()["amp_skipped_steps"] == 2
+
+
+@pytest.mark.parametrize("options", [{"logger": None}, {"fast_dev_run": 2}, {"log_every_n_steps": 0}])
+@pytest.mark.parametrize("model", [BoringModel, ManualOptimBoringModel])
+def test_demo_modules_run(model: type[BoringModel], options: dict[str, Any], tmp_path: Path) -> None:
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = L.Trainer(
+        accelerator="cpu", default_root_dir=tmp_path, callbacks=[AMP("bf16")], max_steps=3, **quiet, **options
+    )
+    trainer.fit(model())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_on_cuda(precision: Any) -> None:
+    model, amp = Model(2), AMP(precision, init_scale=SCALE, fall_back_after=50)
+    train(model, amp, accelerator="gpu", devices=1)
+    assert set(model.dtypes) == {{"fp16": torch.float16, "bf16": torch.bfloat16}[precision]}
+    assert amp.summary() == {"amp_precision": precision, "amp_skipped_steps": int(precision == "fp16")}

@@ -1,0 +1,133 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_data.callbacks import device_memory
+from lit_data.callbacks.device_memory import CudaGauge, HostGauge, MemoryGauge, MemoryReading, open_gauge
+
+MIB = 2**20
+
+
+class FakeCuda:
+    """One device's counters, as the allocator keeps them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = self.peak = self.reserved = self.retries = 0
+        self.free = 1000
+        self.used = True
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self._stats)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 5000))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("a gauge must not wait for the device"))
+
+    def hold(self, size: int) -> None:
+        self.current = size
+        self.peak, self.reserved = max(self.peak, size), max(self.reserved, size)
+
+    def _stats(self, device: torch.device) -> dict[str, Any]:
+        if not self.used:
+            return {}
+        return {
+            "allocated_bytes": {"all": {"current": self.current, "peak": self.peak}},
+            "reserved_bytes": {"all": {"current": self.reserved}},
+            "num_alloc_retries": self.retries,
+        }
+
+    def _reset(self, device: torch.device) -> None:
+        self.peak = self.current
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def test_each_device_has_its_gauge() -> None:
+    assert isinstance(open_gauge(torch.device("cuda", 1)), CudaGauge)
+    assert isinstance(open_gauge(torch.device("cpu")), HostGauge)
+    assert isinstance(open_gauge(torch.device("mps")), HostGauge)
+
+
+def test_a_reading_of_cuda(cuda: FakeCuda) -> None:
+    gauge = CudaGauge(torch.device("cuda", 0))
+    cuda.hold(600)
+    cuda.hold(200)
+    cuda.retries = 3
+    # Of the device's memory, this process could have what it reserved and what is free.
+    assert gauge.read() == MemoryReading(200, 600, 600, 1600, 3)
+    assert gauge.count_retries() == 3
+
+
+def test_cuda_that_nobody_used_yet(cuda: FakeCuda) -> None:
+    gauge = CudaGauge(torch.device("cuda", 0))
+    cuda.used = False
+    assert gauge.read() == MemoryReading(0, 0, 0, 1000)
+    assert gauge.count_retries() == 0
+
+
+def test_two_gauges_of_one_device_have_their_own_peaks(cuda: FakeCuda) -> None:
+    one, two = (CudaGauge(torch.device("cuda", 0)) for _ in range(2))
+    cuda.hold(600)
+    cuda.hold(200)
+    one.reset_peak()
+    cuda.hold(300)
+    cuda.hold(100)
+    assert (one.read().peak_bytes, two.read().peak_bytes) == (300, 600)
+    two.reset_peak()
+    cuda.hold(150)
+    assert (one.read().peak_bytes, two.read().peak_bytes) == (300, 150)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A process with a resident set of `rss` bytes on a machine that has `available` more."""
+    memory = SimpleNamespace(rss=100, available=900)
+    process = SimpleNamespace(memory_info=lambda: memory)
+    monkeypatch.setattr(device_memory.psutil, "Process", lambda: process)
+    monkeypatch.setattr(device_memory, "available_memory_bytes", lambda: memory.available)
+    return memory
+
+
+def test_a_reading_of_the_host(host: SimpleNamespace) -> None:
+    gauge = HostGauge()
+    assert gauge.read() == MemoryReading(100, 100, 100, 1000)
+    host.rss, host.available = 400, 600
+    assert gauge.read() == MemoryReading(400, 400, 400, 1000)
+    host.rss, host.available = 300, 200
+    assert gauge.read() == MemoryReading(300, 300, 400, 500)
+    gauge.reset_peak()
+    assert gauge.read().peak_bytes == 300
+    assert gauge.count_retries() == 0
+
+
+def test_the_host_for_real() -> None:
+    reading = open_gauge(torch.device("cpu")).read()
+    assert 0 < reading.allocated_bytes == reading.peak_bytes < reading.limit_bytes
+    assert 0 < reading.used_fraction < 1
+
+
+def test_the_used_fraction_is_that_of_the_peak() -> None:
+    assert MemoryReading(10, 20, 30, 40).used_fraction == 0.75
+    assert MemoryReading(0, 0, 0, 0).used_fraction == 0.0
+
+
+@pytest.mark.gpu
+def test_cuda_for_real() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.zeros(1, device=device)
+    gauge: MemoryGauge = open_gauge(device)
+    gauge.reset_peak()
+    before = gauge.read()
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    during = gauge.read()
+    del held
+    after = gauge.read()
+    assert during.allocated_bytes - before.allocated_bytes == 64 * MIB
+    assert (after.allocated_bytes, after.peak_bytes) == (before.allocated_bytes, during.allocated_bytes)
+    assert during.reserved_bytes >= during.allocated_bytes
+    assert 0 < during.limit_bytes <= torch.cuda.get_device_properties(device).total_memory
+    gauge.reset_peak()
+    assert gauge.read().peak_bytes == before.allocated_bytes
+    assert gauge.count_retries() == before.retries

@@ -1,0 +1,319 @@
+import logging
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from lit_data.callbacks.gradient_checkpointing import GradientCheckpointing
+from lit_data.errors import ConfigError
+from tests.stock_modules import QUIET, STOCK
+
+pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+
+Run = tuple[dict[str, Tensor], list[list[Tensor]], Tensor]
+
+
+class KeepGradients(L.Callback):
+    def __init__(self) -> None:
+        self.gradients: list[list[Tensor]] = []
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self.gradients.append([p.grad.clone() for p in pl_module.parameters() if p.grad is not None])
+
+
+class Foreign(L.LightningModule):
+    """Spectral norm, whose result depends on its buffers; a block called by keyword; a frozen batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = Mixer()
+        self.frozen = nn.BatchNorm2d(4).eval().requires_grad_(False)
+        self.last = nn.Conv2d(4, 1, 1)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.frozen.eval()
+        mixed = self.mixer(images=batch[0], scale=torch.full((1,), 0.5))
+        return self.last(self.frozen(mixed + self.mixer(images=batch[0], scale=torch.ones(1)))).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Mixer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = spectral_norm(nn.Conv2d(1, 4, 3))
+        self.norm = nn.BatchNorm2d(4, momentum=None)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, *, images: Tensor, scale: Tensor) -> Tensor:
+        return self.drop(self.norm(self.conv(images)).relu()) * scale
+
+
+def _train(module: L.LightningModule, loader: Any, callbacks: list[L.Callback], **options: Any) -> Run:
+    keep = KeepGradients()
+    trainer = L.Trainer(**{**QUIET, "max_steps": 4, "limit_val_batches": 0, **options}, callbacks=[keep, *callbacks])
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        trainer.fit(module, loader)
+        state = torch.get_rng_state()
+    return module.state_dict(), keep.gradients, state
+
+
+def _assert_same(one: Run, other: Run) -> None:
+    assert one[0].keys() == other[0].keys()
+    assert all(torch.equal(value, other[0][key]) for key, value in one[0].items())
+    assert len(one[1]) == len(other[1]) > 0
+    for before, after in zip(one[1], other[1], strict=True):
+        assert all(map(torch.equal, before, after))
+    assert torch.equal(one[2], other[2])
+
+
+@pytest.mark.parametrize(
+    ("stock", "options", "modules"),
+    [
+        ("classifier", {}, ["features", "head"]),
+        ("segmenter", {}, ["down.*", "up.?", "bottom"]),
+        # manual optimisation, and a gradient of a gradient
+        ("gan", {}, ["generator", "discriminator"]),
+        ("gan", {"r1_weight": 1.0}, ["generator", "discriminator"]),
+    ],
+)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_training_is_the_same_to_the_bit(
+    stock: str, options: dict[str, Any], modules: list[str], precision: Any
+) -> None:
+    runs = [
+        _train(STOCK[stock].build(**options), STOCK[stock].loader(16, 8), callbacks, precision=precision)
+        for callbacks in ([], [GradientCheckpointing(modules)])
+    ]
+    _assert_same(*runs)
+
+
+def test_any_buffer_is_updated_once_and_seen_as_it_was() -> None:
+    loader = STOCK["gan"].loader(16, 8)
+    runs = []
+    for callbacks in ([], [GradientCheckpointing(["mixer", "frozen"])]):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            module = Foreign()
+        runs.append(_train(module, loader, callbacks, accumulate_grad_batches=2, max_steps=2))
+    _assert_same(*runs)
+    assert runs[1][0]["mixer.norm.num_batches_tracked"] == 8  # two passes in each of four batches
+
+
+def test_a_second_backward_pass_sees_the_same_buffers() -> None:
+    gradients = []
+    for callback in (None, GradientCheckpointing(["mixer"])):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            module = Foreign()
+            with _attached(callback, module):
+                loss = module.training_step([torch.randn(4, 1, 8, 8)], 0)
+                gradients.append([torch.autograd.grad(loss, module.last.weight, retain_graph=True)[0]])
+                loss.backward(retain_graph=True)
+                loss.backward()
+        gradients[-1] += [p.grad for p in module.parameters() if p.grad is not None] + list(module.buffers())
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """Lightning leaves its process group, its address and a number of threads behind."""
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_training_under_ddp_is_the_same_to_the_bit() -> None:
+    loader = STOCK["classifier"].loader(16, 8)
+    runs = [
+        _train(STOCK["classifier"].build(), loader, callbacks, strategy="ddp")
+        for callbacks in ([], [GradientCheckpointing(["features", "head"])])
+    ]
+    _assert_same(*runs)
+
+
+def test_a_compiled_module_updates_its_buffers_once() -> None:
+    runs = []
+    for callback in (None, GradientCheckpointing(["features"])):
+        module = STOCK["classifier"].build()
+        with _attached(callback, module):
+            compiled = torch.compile(module.features, backend="aot_eager", fullgraph=True)
+            compiled(torch.ones(2, 3, 16, 16) + torch.arange(16)).square().sum().backward()
+        runs.append([*(p.grad for p in module.features.parameters()), *module.features.buffers()])
+    assert all(map(torch.equal, *runs))
+
+
+@contextmanager
+def _attached(callback: GradientCheckpointing | None, module: L.LightningModule) -> Iterator[None]:
+    trainer: Any = None
+    if callback:
+        callback.on_fit_start(trainer, module)
+    yield
+    if callback:
+        callback.teardown(trainer, module, "fit")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the compiler
+def test_a_module_that_holds_a_compiled_one_can_be_named() -> None:
+    module = STOCK["classifier"].build()
+    expected = _train(module, STOCK["classifier"].loader(), [], max_steps=1)
+    module = STOCK["classifier"].build()
+    module.head = torch.compile(module.head, backend="eager")
+    found = _train(module, STOCK["classifier"].loader(), [GradientCheckpointing(["head"])], max_steps=1)
+    assert all(map(torch.equal, expected[1][0], found[1][0]))
+
+
+@pytest.mark.gpu
+def test_dropout_on_the_gpu_is_repeated() -> None:
+    gradients = []
+    for callback in (None, GradientCheckpointing(["mixer"])):
+        torch.manual_seed(0)
+        module = Foreign().cuda()
+        with _attached(callback, module):
+            module.training_step([torch.ones(4, 1, 8, 8, device="cuda")], 0).backward()
+        gradients.append([p.grad for p in module.parameters() if p.grad is not None])
+    for plain, repeated in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, repeated)  # another mask would be far off
+
+
+def _count_saved_bytes(module: L.LightningModule, batch: Any) -> int:
+    """Distinct storages that the graph of one step holds, parameters and the batch aside."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers(), *batch)}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in given:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = module(batch[0])
+    assert logits.requires_grad
+    return sum(saved.values())
+
+
+def test_saved_activations_fall() -> None:
+    module, batch = STOCK["classifier"].build(), next(iter(STOCK["classifier"].loader(8, 8)))
+    callback = GradientCheckpointing(["features"])
+    plain = _count_saved_bytes(module, batch)
+    with _attached(callback, module):
+        assert _count_saved_bytes(module, batch) < plain / 20
+    assert _count_saved_bytes(module, batch) == plain
+
+
+@pytest.mark.parametrize("chosen", [[], ["features"]])
+def test_an_inner_activation_lives_until_backward_only_without_it(chosen: list[str]) -> None:
+    module = STOCK["classifier"].build()
+    kept: list[weakref.ref[Tensor]] = []
+    module.features[1].register_forward_hook(lambda part, inputs, output: kept.append(weakref.ref(inputs[0])))
+    with _attached(GradientCheckpointing(chosen) if chosen else None, module):
+        logits = module(torch.ones(2, 3, 16, 16))
+        assert (kept[0]() is None) == bool(chosen)
+        logits.sum().backward()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_it_acts_in_training_with_gradients_only(training: bool, gradients: bool) -> None:
+    module = STOCK["classifier"].build().train(training)
+    module.head.train()  # what counts is the LightningModule
+    calls = []
+    with _attached(GradientCheckpointing(["head"]), module), torch.set_grad_enabled(gradients):
+        module.head[1].register_forward_hook(lambda *_: calls.append(1))
+        logits = module(torch.ones(2, 3, 16, 16))
+        if gradients:
+            logits.sum().backward()
+    assert len(calls) == (2 if training and gradients else 1)
+
+
+def test_it_is_undone_after_a_fit_and_after_an_error() -> None:
+    stock, callback = STOCK["classifier"], GradientCheckpointing(["features"])
+    module = stock.build()
+    trainer = L.Trainer(**QUIET, max_steps=1, callbacks=[callback])
+    trainer.fit(module, stock.loader())
+    assert "forward" not in vars(module.features)
+    trainer.validate(module, stock.loader(), verbose=False)
+
+    class Failing(L.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            assert "forward" in vars(module.features)
+            raise KeyError("step")
+
+    trainer = L.Trainer(**QUIET, max_steps=1, callbacks=[callback, Failing()])
+    with pytest.raises(KeyError, match="step"):
+        trainer.fit(module, stock.loader())
+    assert "forward" not in vars(module.features)
+
+
+def test_modules_made_in_configure_model_are_found() -> None:
+    class Late(Foreign):
+        def configure_model(self) -> None:
+            self.last = nn.Conv2d(4, 1, 1)
+
+    _train(Late(), STOCK["gan"].loader(), [GradientCheckpointing(["last"])])
+
+
+def test_a_module_that_took_no_part_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = STOCK["classifier"].build()
+    module.unused = nn.Linear(1, 1)
+    with caplog.at_level(logging.WARNING):
+        _train(module, STOCK["classifier"].loader(), [GradientCheckpointing(["head", "unused"])])
+    assert [record.getMessage() for record in caplog.records] == [
+        "GradientCheckpointing: 'unused' took no part in training, so nothing was saved there; "
+        "name modules that are called themselves"
+    ]
+
+
+@pytest.mark.parametrize("modules", ["features", [], [""], [3]])
+def test_what_is_no_list_of_names_is_refused(modules: Any) -> None:
+    with pytest.raises(ConfigError, match=r"modules=.* - name at least one, or leave GradientCheckpointing out"):
+        GradientCheckpointing(modules)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        # no such module
+        (["featurs"], r"'featurs' fits no submodule of Classifier - .* - the nearest: 'features'"),
+        (["head.*.*"], r"'head\.\*\.\*' fits no submodule of Classifier"),
+        # without a forward pass
+        (["blocks"], r"'blocks' is a ModuleList, which has no forward pass .* choose what it holds: 'blocks\.\*'"),
+        (["bloc*"], r"'blocks' is a ModuleList"),
+        # one inside another
+        (["features.0", "features"], r"'features\.0' lies inside 'features', .* - choose one of them"),
+        (["head", "head.?"], r"'head\.0' lies inside 'head'"),
+        # the same module under another name
+        (["features", "blocks.0"], r"'blocks\.0' lies inside 'features'"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused(modules: list[str], message: str) -> None:
+    module = STOCK["classifier"].build()
+    module.blocks = nn.ModuleList([module.features[0]])
+    with pytest.raises(ConfigError, match=message):
+        GradientCheckpointing(modules).on_fit_start(None, module)  # type: ignore[arg-type]
+    assert not any("forward" in vars(part) for part in module.modules())
+
+
+def test_a_module_with_two_names_is_wrapped_once() -> None:
+    module = STOCK["classifier"].build()
+    module.again = module.head
+    with _attached(GradientCheckpointing(["again", "head", "hea?"]), module):
+        runs = []
+        module.head[1].register_forward_hook(lambda *_: runs.append(1))
+        module(torch.ones(2, 3, 16, 16)).sum().backward()
+    assert len(runs) == 2

@@ -1,0 +1,418 @@
+import logging
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
+from PIL import Image
+
+from lit_data.callbacks import memory_monitor
+from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.callbacks.events import Event, announce
+from lit_data.callbacks.memory import post_mortem
+from lit_data.callbacks.memory import record as memory_record
+from lit_data.callbacks.memory.host_memory import TreeMemory
+from lit_data.callbacks.memory.plot import SERIES
+from lit_data.callbacks.memory_monitor import MemoryMonitor
+from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.types import Summarises
+
+MIB = 2**20
+
+
+class Gauge:
+    """Allocated bytes count up by one with each reading; the peak is 100 above."""
+
+    def __init__(self) -> None:
+        self.allocated_bytes, self.resets = 1000, 0
+
+    def read(self) -> MemoryReading:
+        self.allocated_bytes += 1
+        return MemoryReading(self.allocated_bytes, 2000, self.allocated_bytes + 100, 5000)
+
+    def reset_peak(self) -> None:
+        self.resets += 1
+
+
+class Model(BoringModel):
+    """Calls `act` with itself and the number of the step, counted from 1."""
+
+    def __init__(self, act: Callable[[L.LightningModule, int], None] = lambda model, step: None) -> None:
+        super().__init__()
+        self.act, self.steps = act, 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.steps += 1
+        self.act(self, self.steps)
+        return self.layer(batch).sum()
+
+
+class Rows(CSVLogger):
+    """Keeps what is logged of memory, and the steps."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, name="n", version="v")
+        self.rows: list[dict[str, Any]] = []
+        self.steps: list[int | None] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if any(name.startswith("memory/") for name in metrics):
+            self.rows.append(dict(metrics))
+            self.steps.append(step)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine whose memory the test sets; reading it is always due."""
+    state = SimpleNamespace(gauge=Gauge(), rss=300, tree=TreeMemory(700, 50, 3), pinned=None)
+    monkeypatch.setattr(memory_record, "open_gauge", lambda device: state.gauge)
+    monkeypatch.setattr(memory_record, "read_rss_bytes", lambda: state.rss)
+    monkeypatch.setattr(memory_record, "read_pinned_bytes", lambda: state.pinned)
+    monkeypatch.setattr(memory_record, "TreeReader", lambda: SimpleNamespace(read=lambda: state.tree))
+    return state
+
+
+def _trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+    settings: dict[str, Any] = {
+        "max_epochs": 1,
+        "limit_train_batches": 4,
+        "log_every_n_steps": 1,
+        "limit_val_batches": 0,
+        "logger": False,
+        "enable_checkpointing": False,
+    }
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    return L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **quiet, **{**settings, **options})
+
+
+def _run_out(model: L.LightningModule, step: int) -> None:
+    if step == 3:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def test_all_metrics_come_every_n_steps(machine: Any, tmp_path: Path) -> None:
+    monitor, logger = MemoryMonitor(every_n_steps=3, plot=False), Rows(tmp_path)
+    machine.pinned = 64
+    _trainer(tmp_path, monitor, limit_train_batches=7, logger=logger, log_every_n_steps=2).fit(Model())
+    first, second = logger.rows
+    assert logger.steps == [2, 5]
+    assert first == {
+        "memory/allocated_bytes": 1003,  # after those of the record's start and of the training's
+        "memory/reserved_bytes": 2000,
+        "memory/peak_bytes": 1103,
+        "memory/fragmentation": 1 - 1003 / 2000,
+        "memory/free_bytes": 3000,
+        "memory/limit_bytes": 5000,
+        "memory/rss_bytes": 300,
+        "memory/pss_bytes": 700,
+        "memory/shared_bytes": 50,
+        "memory/pinned_bytes": 64,
+    }
+    assert second["memory/allocated_bytes"] == 1004
+    assert machine.gauge.resets == 2
+    assert list(tmp_path.rglob("*.png")) == []
+
+
+def test_what_the_system_does_not_tell_is_left_out(machine: Any, tmp_path: Path) -> None:
+    machine.tree, logger = None, Rows(tmp_path)
+    _trainer(tmp_path, MemoryMonitor(every_n_steps=4), logger=logger).fit(Model())
+    assert not {"memory/pss_bytes", "memory/shared_bytes", "memory/pinned_bytes"} & logger.rows[0].keys()
+    assert (tmp_path / "n" / "v" / "memory.png").is_file()
+
+
+def test_evaluation_is_measured_at_its_start_and_its_end(machine: Any, tmp_path: Path) -> None:
+    monitor, logger, model = MemoryMonitor(), Rows(tmp_path), Model()
+    trainer = _trainer(tmp_path, monitor, logger=logger, limit_val_batches=2, limit_test_batches=2)
+    trainer.fit(model)
+    assert logger.steps == [3, 3]  # as the last training row; nothing from the sanity check
+    assert monitor._measured.timeline.marks["validation"].count == 1
+    results = trainer.test(model, verbose=False)
+    trainer.predict(model, model.test_dataloader())
+    assert [row["memory/pss_bytes"] for row in logger.rows] == [700] * 6
+    assert not [key for key in results[0] if key.startswith("memory/")]
+    assert [batch.stage for batch in monitor._seen] == ["predict"] * 5
+    assert monitor.summary()["memory/peak_pss_bytes"] == 700
+
+
+def test_real_runs_of_every_kind_work_without_a_logger(tmp_path: Path) -> None:
+    monitor, model = MemoryMonitor(every_n_steps=1), BoringModel()
+    trainer = _trainer(tmp_path, monitor, limit_val_batches=1, limit_test_batches=1, limit_predict_batches=1)
+    for run in (trainer.fit, trainer.validate, trainer.test, trainer.predict):
+        run(model)
+    summary = monitor.summary()
+    assert isinstance(monitor, Summarises)
+    assert 10 * MIB < float(summary["memory/peak_rss_bytes"]) == summary["memory/peak_reserved_bytes"]
+    assert summary["memory/ooms"] == 0
+    with Image.open(tmp_path / "memory.png") as picture:
+        assert picture.size == (1210, 484)
+
+
+@pytest.mark.parametrize(
+    ("options", "draws"),
+    [({"fast_dev_run": True}, False), ({"barebones": True}, True), ({"accumulate_grad_batches": 2}, True)],
+)
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log", "ignore:The number of training batches")
+def test_special_trainers_work(options: dict[str, Any], draws: bool, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1} | options
+    monitor = MemoryMonitor(every_n_steps=1)
+    L.Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=[monitor], **settings).fit(BoringModel())
+    assert len(list(tmp_path.rglob("memory.png"))) == draws
+    assert monitor.summary()["memory/ooms"] == 0
+
+
+def test_manual_optimisation_works(tmp_path: Path) -> None:
+    class Manual(BoringModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()  # type: ignore[union-attr]
+            self.manual_backward(self.layer(batch).sum())
+            optimizer.step()  # type: ignore[union-attr]
+
+    monitor = MemoryMonitor(every_n_steps=2)
+    _trainer(tmp_path, monitor).fit(Manual())
+    assert len(monitor._measured.timeline) == 5  # start, two, end of the epoch, end
+
+
+@pytest.mark.parametrize(("given", "where"), [(None, "."), ("there/below", "there/below")])
+def test_files_go_where_they_should(given: str | None, where: str, machine: Any, tmp_path: Path) -> None:
+    monitor = MemoryMonitor(path=None if given is None else tmp_path / given)
+    _trainer(tmp_path, monitor).fit(Model())
+    assert list(tmp_path.rglob("*.png")) == [tmp_path / where / "memory.png"]
+
+
+def test_files_go_to_the_loggers_folder(machine: Any, tmp_path: Path) -> None:
+    _trainer(tmp_path, MemoryMonitor(), logger=CSVLogger(tmp_path, name="n", version="v")).fit(Model())
+    assert list(tmp_path.rglob("*.png")) == [tmp_path / "n" / "v" / "memory.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least 1"),
+        ({"every_n_steps": 2.5}, r"every_n_steps=2\.5 is not usable"),
+        ({"leak_bytes_per_epoch": 0}, "leak_bytes_per_epoch=0 is not usable: choose bytes above 0"),
+        ({"leak_bytes_per_epoch": math.nan}, "leak_bytes_per_epoch=nan is not usable"),
+        ({"leak_bytes_per_epoch": "50 MiB"}, "leak_bytes_per_epoch='50 MiB' is not usable"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        MemoryMonitor(**arguments)
+
+
+def test_a_file_as_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"path='.*file' is a file: name a folder"):
+        _trainer(tmp_path, MemoryMonitor(path=tmp_path / "file")).fit(BoringModel())
+
+
+@pytest.mark.parametrize(("leak_bytes", "alarms"), [(60 * MIB, 0), (39 * MIB, 1)])
+@pytest.mark.parametrize("knows_pss", [True, False])
+def test_growth_is_logged_and_warned_of_once(
+    leak_bytes: int, alarms: int, knows_pss: bool, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def grow(model: L.LightningModule, step: int) -> None:
+        machine.rss += 10 * MIB
+        machine.tree = TreeMemory(machine.rss + 7, 50, 3) if knows_pss else None
+
+    machine.tree = None
+    monitor, logger = MemoryMonitor(leak_bytes_per_epoch=leak_bytes), Rows(tmp_path)
+    _trainer(tmp_path, monitor, max_epochs=7, logger=logger).fit(Model(grow))
+    expected = {"memory/growth_bytes_per_epoch": 40 * MIB, "memory/allocated_growth_bytes_per_epoch": 1}
+    assert logger.rows == [expected] * 3
+    assert logger.steps == [20, 24, 28]
+    assert monitor.summary()["memory/growth_bytes_per_epoch"] == 40 * MIB
+    told = [record for record in caplog.records if record.name == memory_monitor.__name__]
+    assert [record.levelname for record in told] == ["WARNING"] * alarms
+    for record in told:
+        assert record.message.startswith(
+            "host memory grows by 40.0 MiB per epoch, of which the main process 40.0 MiB (80.0 MiB after epoch 1, "
+            "200.0 MiB after epoch 4): it will run out. Usual causes: outputs or losses kept with their graph"
+        )
+
+
+def test_a_device_of_its_own_has_its_alarm() -> None:
+    record = memory_record.MemoryRecord(torch.device("cpu"))
+    record.device = torch.device("cuda", 0)
+    for epoch in range(6):
+        record.end_epoch(epoch, {"rss_bytes": 1.0, "pss_bytes": 1.0, "allocated_bytes": epoch * 60.0 * MIB})
+    (alarm,) = record.find_alarms(50 * MIB)
+    assert alarm.startswith(
+        "cuda:0 memory grows by 60.0 MiB per epoch (60.0 MiB after epoch 1, 300.0 MiB after epoch 5)"
+    )
+    assert record.find_alarms(50 * MIB) == []
+
+
+def test_epochs_at_which_the_workers_were_not_read_do_not_count(machine: Any) -> None:
+    record = memory_record.MemoryRecord(torch.device("cpu"))
+    record.end_epoch(0, record.sample(1, "epoch"))
+    for epoch in range(1, 10):
+        machine.tree = TreeMemory(700 + 5 * epoch, 50, 3) if epoch % 2 else None
+        record.end_epoch(epoch, record.sample(1, "epoch"))
+    assert record.read_growth()["growth_bytes_per_epoch"] == 5
+
+
+def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(machine: Any, tmp_path: Path) -> None:
+    monitor = MemoryMonitor()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        _trainer(tmp_path, monitor).fit(Model(_run_out))
+    text = (tmp_path / "oom-1.txt").read_text()
+    assert text.startswith("out of memory: step 2, epoch 0, train\n")
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n" in text
+    assert " in _run_out\n" in text
+    assert "parameter layer.weight" in text
+    assert "train batch 2: 1 samples: [1, 32] float32" in text
+    assert caught.value.__notes__ == [
+        f"MemoryMonitor: out of memory number 1 of this run: {tmp_path / 'oom-1.txt'} says what held it"
+    ]
+    assert monitor.summary()["memory/ooms"] == 1
+    assert monitor._measured.timeline.marks["oom"].count == 1
+    assert (tmp_path / "memory.png").is_file()
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, BatchMemoryError])
+def test_other_ends_leave_a_picture_alone(kind: type[BaseException], machine: Any, tmp_path: Path) -> None:
+    def end(model: L.LightningModule, step: int) -> None:
+        raise kind("end")
+
+    with pytest.raises(BaseException, match=r"end|1") as caught:
+        _trainer(tmp_path, MemoryMonitor()).fit(Model(end))
+    assert isinstance(caught.value, SystemExit if kind is KeyboardInterrupt else kind)
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.png"]
+
+
+def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(machine: Any, tmp_path: Path) -> None:
+    def recover(model: L.LightningModule, step: int) -> None:
+        error = torch.OutOfMemoryError("CUDA out of memory")
+        try:
+            raise error
+        except torch.OutOfMemoryError:
+            announce(model.trainer, Event("oom", "it ran out", {"size": 8.0}), error)
+        announce(model.trainer, Event("batch_size", "smaller", {"size": 4.0, "pieces": 2.0}))
+        if step == 2:
+            raise BatchMemoryError("one sample does not fit") from error
+
+    monitor = MemoryMonitor()
+    with pytest.raises(BatchMemoryError):
+        _trainer(tmp_path, monitor).fit(Model(recover))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.png", "oom-1.txt", "oom-2.txt"]
+    assert monitor.summary()["memory/ooms"] == 2
+    timeline = monitor._measured.timeline
+    assert timeline.marks["oom"].count == 2
+    _, _, high = timeline.read()
+    sizes = high[:, SERIES.index("batch_size")].tolist()
+    assert math.isnan(sizes[0])
+    assert sizes[1:] == [1, 4, 4, 4, 4]  # samples of the batch until another callback tells a size
+
+
+def test_events_are_marked(machine: Any, tmp_path: Path) -> None:
+    def tell(model: L.LightningModule, step: int) -> None:
+        announce(model.trainer, Event("release", "released", {"freed_bytes": 5.0}))
+        announce(model.trainer, Event("precision", "scaled", {"scale": 2.0}))
+        announce(model.trainer, Event("oom", "no error is known"))
+
+    monitor = MemoryMonitor()
+    _trainer(tmp_path, monitor, limit_train_batches=7, enable_checkpointing=True).fit(Model(tell))
+    counts = {kind: marks.count for kind, marks in monitor._measured.timeline.marks.items()}
+    assert counts == {"oom": 7, "release": 7, "precision": 7, "checkpoint": 1, "validation": 0}
+    assert len(list(tmp_path.glob("oom-*.txt"))) == 5
+
+
+def test_it_can_be_sent_to_the_processes_of_a_spawning_strategy() -> None:
+    monitor = pickle.loads(pickle.dumps(MemoryMonitor(every_n_steps=7)))
+    assert monitor.every_n_steps == 7
+
+
+def test_an_event_before_the_run_is_no_error() -> None:
+    trainer: Any = SimpleNamespace(callbacks=[monitor := MemoryMonitor()])
+    announce(trainer, Event("batch_size", "as saved", {"size": 16.0}))
+    announce(trainer, Event("release", "released"))
+    monitor.on_exception(trainer, BoringModel(), RuntimeError("out of memory"))
+    assert monitor._size == 16
+    assert monitor.summary() == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "broken", "file"),
+    [(memory_record, "draw_timeline", "no memory.png"), (post_mortem, "describe_failure", "no post-mortem")],
+)
+def test_files_that_cannot_be_written_do_not_hide_the_error(
+    module: Any,
+    broken: str,
+    file: str,
+    machine: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(module, broken, fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        _trainer(tmp_path, MemoryMonitor()).fit(Model(_run_out))
+    told = [message for message in caplog.messages if "could be written" in message]
+    assert told == [f"{file} could be written: OSError: disk full"]
+
+
+def test_other_ranks_write_and_warn_of_nothing(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leak(model: L.LightningModule, step: int) -> None:
+        machine.tree = TreeMemory(machine.tree.pss_bytes + 100 * MIB, 0, 1)
+        if step == 28:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(L.Trainer, "is_global_zero", False)
+    monitor = MemoryMonitor()
+    with pytest.raises(torch.OutOfMemoryError) as caught, caplog.at_level(logging.INFO, "lit_data"):
+        _trainer(tmp_path, monitor, max_epochs=7).fit(Model(leak))
+    assert list(tmp_path.iterdir()) == []
+    assert [record.message for record in caplog.records if record.name.startswith("lit_data")] == []
+    assert caught.value.__notes__ == ["MemoryMonitor: out of memory number 1 of this run"]
+    assert monitor.summary()["memory/ooms"] == 1
+
+
+@pytest.mark.parametrize("advice", [True, False])
+def test_advice_is_given_if_wanted(
+    advice: bool, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Keeping(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            out = self.layer(batch)
+            return {"loss": out.sum(), "out": out}
+
+    trainer = _trainer(tmp_path, MemoryMonitor(advice=advice))
+    trainer.fit(Keeping())
+    told = [message for message in caplog.messages if message.startswith("training_step returns tensors")]
+    assert len(told) == advice
+    assert "batch_to_device" not in vars(trainer.strategy)
+
+
+def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> None:
+    before = MemoryMonitor(every_n_steps=3)
+    machine.tree = TreeMemory(9000, 50, 3)
+    trainer = _trainer(tmp_path, before)
+    trainer.fit(Model(lambda model, step: announce(model.trainer, Event("oom", "x")) if step == 1 else None))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["MemoryMonitor"]
+    assert saved == before.state_dict()
+    assert saved["peaks"]["peak_pss_bytes"] == 9000
+    machine.tree = TreeMemory(700, 50, 3)
+    after, logger = MemoryMonitor(every_n_steps=3), Rows(tmp_path)
+    _trainer(tmp_path, after, max_epochs=2, logger=logger).fit(Model(), ckpt_path=tmp_path / "last.ckpt")
+    assert after.summary()["memory/peak_pss_bytes"] == 9000
+    assert after.summary()["memory/ooms"] == 1
+    assert after.state_dict()["steps"] == 8
+    assert logger.steps == [5]  # the sixth batch

@@ -1,0 +1,228 @@
+import gc
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.callbacks.memory import held_tensors, post_mortem
+from lit_data.callbacks.memory.held_tensors import HeldTensor, find_tensors
+from lit_data.callbacks.memory.post_mortem import PostMortems, describe_failure, is_noted, note_error, see_batch
+
+CPU = torch.device("cpu")
+READING = MemoryReading(3 * 2**30, 4 * 2**30, 5 * 2**30, 8 * 2**30)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(101, 211, bias=False)
+        self.norm = nn.BatchNorm1d(211, affine=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(images).exp())
+
+
+@pytest.fixture
+def trained() -> tuple[Net, torch.optim.Optimizer]:
+    """With gradients and optimizer state."""
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(4, 101)).sum().backward()
+    optimizer.step()
+    return net, optimizer
+
+
+def _trainer(module: nn.Module | None = None, optimizers: Any = (), device: torch.device = CPU) -> Any:
+    return SimpleNamespace(
+        strategy=SimpleNamespace(root_device=device),
+        lightning_module=module or nn.Linear(1, 1),
+        optimizers=list(optimizers),
+        global_step=12,
+        current_epoch=3,
+        state=SimpleNamespace(stage=RunningStage.TRAINING),
+    )
+
+
+def _owners(tensors: list[HeldTensor], *shape: int) -> list[str]:
+    return sorted(tensor.owner for tensor in tensors if tensor.shape == shape)
+
+
+def test_parameters_gradients_state_and_buffers_have_names(trained: tuple[Net, torch.optim.Optimizer]) -> None:
+    net, optimizer = trained
+    tensors = find_tensors(net, [optimizer])
+    assert _owners(tensors, 211, 101) == [
+        "gradient of first.weight",
+        "optimizer state exp_avg of first.weight",
+        "optimizer state exp_avg_sq of first.weight",
+        "parameter first.weight",
+    ]
+    assert _owners(tensors, 211) == ["buffer norm.running_mean", "buffer norm.running_var"]
+    kinds = {tensor.kind for tensor in tensors if tensor.shape == (211, 101)}
+    assert kinds == {"gradients", "optimizer state", "parameters"}
+    assert [tensor.nbytes for tensor in tensors] == sorted((tensor.nbytes for tensor in tensors), reverse=True)
+
+
+def test_activations_are_found_though_only_autograd_has_them() -> None:
+    net = Net()
+    images = torch.ones(77, 101)
+    out = net(images)
+    assert _owners(find_tensors(net, []), 77, 211) == [
+        "activation or other",  # what the norm returned
+        "activation saved by NativeBatchNormBackward0",  # by ExpBackward0 too: each storage counts once
+    ]
+    assert _owners(find_tensors(net, []), 77, 101) == ["activation saved by MmBackward0"]
+    out.sum().backward()
+    assert _owners(find_tensors(net, []), 77, 211) == ["activation or other"]
+
+
+def test_views_count_once_with_the_shape_of_the_whole() -> None:
+    whole = torch.zeros(613, 7)
+    views = [whole[:3], whole.flatten()[5:]]
+    found = [tensor for tensor in find_tensors(nn.Linear(1, 1), []) if tensor.nbytes == 613 * 7 * 4]
+    assert [(tensor.shape, tensor.dtype, tensor.owner) for tensor in found] == [
+        ((613, 7), torch.float32, "activation or other")
+    ]
+    assert len(views) == 2
+
+
+def test_hooks_that_compute_activations_again_do_not_run() -> None:
+    calls = []
+
+    def compute(images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        return images.exp().exp()
+
+    out = checkpoint(compute, torch.ones(5, requires_grad=True), use_reentrant=False)
+    find_tensors(nn.Linear(1, 1), [])
+    assert calls == [5]
+    del out
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    net, images = Net(), torch.ones(3, 101)
+    out = net(images)
+    alive = [weakref.ref(out), weakref.ref(images)]
+    gc.disable()
+    try:
+        found = find_tensors(net, [])
+        text = describe_failure(_trainer(net), None, READING, [])
+        del out, images
+        assert [reference() for reference in alive] == [None, None]
+    finally:
+        gc.enable()
+    assert found
+    assert text
+
+
+def test_odd_tensors_do_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Proxy:
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("who asks?")
+
+    odd = [torch.ones(3, 3).to_sparse(), torch.empty(9, 9, device="meta"), torch.empty(0), Proxy()]
+    assert find_tensors(nn.Linear(1, 1), [SimpleNamespace(), SimpleNamespace(state={torch.ones(2): {"step": 3}})])
+    assert len(odd) == 4
+
+
+def test_an_endless_graph_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_tensors, "_MOST_NODES", 5)
+    deep = torch.ones(1, requires_grad=True)
+    for _ in range(50):
+        deep = deep.exp()
+    monkeypatch.setattr(held_tensors, "gc", SimpleNamespace(get_objects=lambda: [deep]))
+    owners = [tensor.owner for tensor in find_tensors(nn.Linear(1, 1), [])]
+    assert owners.count("activation saved by ExpBackward0") == 5
+
+
+def test_the_text_says_what_failed_where_and_who_held_what(trained: tuple[Net, torch.optim.Optimizer]) -> None:
+    net, optimizer = trained
+    trainer = _trainer(net, [optimizer])
+    batch = {"image": torch.ones(8, 3, 4, 4), "label": torch.ones(8, dtype=torch.int64), "seed": torch.tensor(3)}
+    kept = [torch.zeros(1234, 5) for _ in range(3)]
+    try:
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+    except torch.OutOfMemoryError as error:
+        text = describe_failure(trainer, error, READING, [see_batch(trainer, batch, 7)])
+    assert text.startswith("out of memory: step 12, epoch 3, train\n")
+    assert "OutOfMemoryError: Tried to allocate 2.00 GiB\n" in text
+    assert " in test_the_text_says_what_failed_where_and_who_held_what\n" in text
+    assert "cpu: 3.0 GiB allocated, 4.0 GiB reserved, peak 5.0 GiB, limit 8.0 GiB\n" in text
+    assert "train batch 7: 8 samples: [8, 3, 4, 4] float32, [8] int64\n" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["72.3", "KiB", "3", "x", "[1234,", "5]", "float32", "cpu", "activation", "or", "other"] in rows
+    assert ["83.2", "KiB", "1", "x", "[211,", "101]", "float32", "cpu", "parameter", "first.weight"] in rows
+    assert ["83.2", "KiB", "1", "x", "cpu", "parameters"] in rows
+    assert "allocator" not in text
+    assert len(kept) == 3
+
+
+def test_on_cuda_the_allocator_has_its_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: f"| summary of {device} |")
+    text = describe_failure(_trainer(device=torch.device("cuda", 0)), None, READING, [])
+    assert text.endswith("## allocator\n| summary of cuda:0 |\n")
+
+
+def test_a_part_that_fails_says_so_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(post_mortem, "find_tensors", fail)
+    text = describe_failure(_trainer(), None, READING, [])
+    assert "## tensors\ncould not be read: RuntimeError: no\n" in text
+    assert "## error\nnot known\n" in text
+    assert "## last batches\nnone yet\n" in text
+
+
+def test_five_are_written_and_none_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "oom-2.txt").write_text("of an earlier run")
+    files = PostMortems()
+    written = [files.write(tmp_path, _trainer(), None, READING, []) for _ in range(7)]
+    names = [path.name if path else None for path in written]
+    assert names == ["oom-1.txt", "oom-3.txt", "oom-4.txt", "oom-5.txt", "oom-6.txt", None, None]
+    assert (tmp_path / "oom-2.txt").read_text() == "of an earlier run"
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    assert PostMortems().write(tmp_path / "file", _trainer(), None, READING, []) is None
+    assert caplog.messages[0].startswith("no post-mortem could be written: FileExistsError: ")
+
+
+def test_an_error_is_known_again_and_so_is_what_it_caused() -> None:
+    first, other = RuntimeError("out of memory"), ValueError("other")
+    assert not is_noted(first)
+    note_error(first, "number 1")
+    assert first.__notes__ == ["MemoryMonitor: out of memory number 1"]
+    later = RuntimeError("later")
+    later.__cause__ = first
+    other.__cause__ = later
+    other.__notes__ = ["something else"]
+    first.__cause__ = other  # a circle
+    assert is_noted(first)
+    assert is_noted(other)
+    assert not is_noted(None)
+    after = RuntimeError("out of memory again")
+    after.__context__ = first
+    assert not is_noted(after)
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (torch.ones(4, 2), "4 samples: [4, 2] float32"),
+        ([torch.ones(3, dtype=torch.uint8), ("a", torch.tensor(1))], "3 samples: [3] uint8"),
+        ({"b": torch.ones(2, 1), "a": torch.ones(5, dtype=torch.bool), 1: None}, "5 samples: [5] bool, [2, 1] float32"),
+        ("text", "0 samples: no tensors"),
+        ([torch.ones(1)] * 1000, "1 samples: " + ", ".join(["[1] float32"] * 8)),
+    ],
+)
+def test_of_a_batch_only_the_shapes_are_kept(batch: Any, text: str) -> None:
+    assert str(see_batch(_trainer(), batch, 0)) == f"train batch 0: {text}"

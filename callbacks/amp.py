@@ -176,11 +176,11 @@ class AMP(L.Callback):
             checkpoint[type(self._plugin).__qualname__] = self._plugin.state_dict()
 
     def summary(self) -> dict[str, float | int | str]:
-        """``amp_precision``, the last one, and ``amp_skipped_steps``; empty before the first run."""
+        """``amp/precision``, the last one, and ``amp/skipped_steps``; empty before the first run."""
         if self._plugin is None:
             return {}
         self._history.read()
-        return {"amp_precision": self._plugin.in_use, "amp_skipped_steps": self._history.skipped.total()}
+        return {"amp/precision": self._plugin.in_use, "amp/skipped_steps": self._history.skipped.total()}
 
     @property
     def _active(self) -> MixedPrecision:

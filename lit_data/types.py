@@ -5,7 +5,7 @@ Shape legend, used by every docstring:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -72,11 +72,33 @@ class RowWriter(Protocol):
 
 
 @runtime_checkable
+class ResizableLoader(Protocol):
+    """A loader whose batch size can be set between batches."""
+
+    batch_size: int
+
+    @property
+    def resizable(self) -> bool:
+        """Whether a new batch size takes effect within the epoch, with no sample lost."""
+        ...
+
+
+@runtime_checkable
 class Summarises(Protocol):
     """A callback that has something to say in ``summary.json``."""
 
     def summary(self) -> Mapping[str, float | int | str]:
         """Its keys, with units in the names."""
+        ...
+
+
+@runtime_checkable
+class CountsAssembly(Protocol):
+    """A loader that tells its own work from waiting for its workers."""
+
+    @property
+    def assemble_s(self) -> float:
+        """Seconds that handing out batches took in the thread that asked for them, so far."""
         ...
 
 
@@ -90,6 +112,21 @@ def batch_tensors(batch: Any) -> "list[torch.Tensor]":  # noqa: ANN401 - any nes
 
 
 def count_samples(batch: Any) -> int:  # noqa: ANN401 - any nesting of tensors
-    """Samples in a batch of any nesting: the length of its first tensor."""
-    tensors = batch_tensors(batch)
-    return len(tensors[0]) if tensors else 0
+    """Samples in a batch of any nesting: the length of its first tensor that is not ragged."""
+    return _measure_first(batch) or 0
+
+
+def _measure_first(batch: Any) -> int | None:  # noqa: ANN401
+    if getattr(batch, "ndim", 0) > 0:
+        return int(batch.shape[0])
+    if isinstance(batch, Mapping):
+        batch = [batch[key] for key in sorted(batch) if f"{key}{COUNT_SUFFIX}" not in batch]
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        batch = [getattr(batch, item.name) for item in fields(batch)]
+    elif not isinstance(batch, list | tuple):
+        return None
+    for part in batch:
+        length = _measure_first(part)
+        if length is not None:
+            return length
+    return None

@@ -25,7 +25,7 @@ OUTSIDE = [
     {"cv2", "tifffile", "PIL", "imagecodecs", "psutil", "rich"},
     {"torch"},
     {"kornia"},
-    {"lightning", "torchmetrics"},
+    {"lightning", "torchmetrics", "packaging"},
     {"hydra", "omegaconf", "matplotlib", "yaml"},
 ]
 """What each layer may import beside the layers below it."""

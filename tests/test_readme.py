@@ -19,6 +19,8 @@ COMMANDS = [
     line.split("#")[0].strip() for line in README.splitlines() if "python -m lit_data " in line and "`" not in line
 ]
 
+_Trainer = L.Trainer
+
 
 def test_it_stays_short() -> None:
     assert len(README.splitlines()) < 150
@@ -65,7 +67,7 @@ def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pixels = np.random.default_rng(number).integers(0, 256, (128, 128, 3), dtype=np.uint8)
         cv2.imwrite(f"images/{number}.png", pixels)
     code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(code) == 2
+    assert len(code) == 3
     exec(code[0], {"YourModule": YourModule})
 
 
@@ -74,3 +76,18 @@ def test_the_loader_example_runs() -> None:
     names = {"your_dataset": [(torch.zeros(3), number) for number in range(100)]}
     exec(code + "    seen = [*globals().get('seen', []), *batch[1].tolist()]\n", names)
     assert sorted(names["seen"]) == list(range(100))
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@pytest.mark.filterwarnings("ignore:Precision bf16-mixed is not supported by the model summary")
+def test_the_callbacks_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    monkeypatch.setattr(
+        L, "Trainer", lambda max_epochs, callbacks: _Trainer(callbacks=callbacks, max_epochs=1, **options)
+    )
+    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[2]
+    module = BoringModel()
+    exec(code, {"your_module": module, "your_dataloader": module.train_dataloader()})
+    assert {path.name for path in tmp_path.iterdir()} == {"memory.png", "throughput.png"}

@@ -10,6 +10,7 @@ from lit_data.commands.benchmarks.contest import run_loaders
 from lit_data.commands.benchmarks.headroom import run_headroom
 from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.options import read_options
+from lit_data.commands.benchmarks.overhead import run_overhead
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         - mode `loaders`: ``recommended_worker_kind``, ``recommended_num_workers``, ``recommended_micro_batch_size``
         - mode `headroom`: ``fit_samples_per_s`` of training as it is, ``headroom_samples_per_s`` of training on batches
           that are replayed from the device's memory, ``fit_share_of_headroom``
+        - mode `callbacks`: ``step_us``, the median step of a small net without callbacks; for each callback of lit_data
+          in the configuration and for ``all``: ``NAME_us`` on top of it, ``NAME_share_of_5_ms`` as a share of 5 ms
 
     Raises:
         ConfigError: An option is out of its range.
@@ -52,6 +55,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     log.info("%s", print_machine(machine))
     if options.mode == "headroom":
         metrics = run_headroom(cfg, options)
+    elif options.mode == "callbacks":
+        metrics = run_overhead(cfg, options)
     elif options.mode == "collate":
         metrics = run_collate(cfg, options, device)
     else:

@@ -35,6 +35,12 @@ def build_model(cfg: DictConfig) -> L.LightningModule:
     return model
 
 
+def build_callbacks(cfg: DictConfig) -> dict[str, L.Callback]:
+    """The callbacks of the configuration, by their names there; those that are null are left out."""
+    found: dict[str, L.Callback | None] = instantiate(cfg.callbacks) or {}
+    return {name: callback for name, callback in found.items() if callback is not None}
+
+
 def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
     """The Trainer of `cfg.trainer` with the loggers and callbacks of the configuration.
 
@@ -43,7 +49,7 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         overrides: Trainer arguments that the command sets itself.
     """
     loggers = list((instantiate(cfg.logger) or {}).values())
-    callbacks: list[L.Callback] = list((instantiate(cfg.callbacks) or {}).values())
+    callbacks = list(build_callbacks(cfg).values())
     if cfg.command != "fit":
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     overrides = {"logger": loggers, "callbacks": callbacks, **overrides}

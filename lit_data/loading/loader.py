@@ -1,5 +1,6 @@
 """`MicroBatchLoader`: workers write micro-batches straight into the rows of a batch."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -46,6 +47,7 @@ class MicroBatchLoader:
             handed out counts as trained.
         device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`); none leaves that to
             the consumer.
+        assemble_s: Seconds that handing out batches took so far, without waiting for workers.
 
     Raises:
         ConfigError: The dataset cannot be read by index, is smaller than the number of ranks, or its samples cannot
@@ -73,11 +75,17 @@ class MicroBatchLoader:
         self.sampler = self if shuffle else None
         self.batch_sampler = None  # Lightning reads it wherever there is a sampler
         self.device: torch.device | None = None
+        self.assemble_s = 0.0
         self._resumed: LoaderState | None = None
         self._progress: Progress | None = None
         self._assembly: Assembly | None = None
         self._workers: Workers | None = None
         self._plan = 0
+
+    @property
+    def resizable(self) -> bool:
+        """Whether the batch size may change within an epoch."""
+        return self.options.resizable
 
     @property
     def batch_size(self) -> int:
@@ -229,5 +237,8 @@ class MicroBatchLoader:
             )
 
     def _hand_out(self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]) -> Any:  # noqa: ANN401
+        began_s = time.perf_counter()
         arrays = staging.lend(slot, samples)
-        return self._rows.build(arrays, texts) if isinstance(self._rows, SampleWriter) else arrays
+        batch = self._rows.build(arrays, texts) if isinstance(self._rows, SampleWriter) else arrays
+        self.assemble_s += time.perf_counter() - began_s
+        return batch

@@ -106,7 +106,7 @@ def test_every_stage_runs_in_the_precision_and_the_trainer_gets_its_plugin_back(
         assert trainer.strategy.precision_plugin is before
         trainer.fit_loop.max_epochs = 2
     assert len(model.dtypes) == BATCHES
-    assert amp.summary() == {"amp_precision": precision, "amp_skipped_steps": 0}
+    assert amp.summary() == {"amp/precision": precision, "amp/skipped_steps": 0}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -189,7 +189,7 @@ def test_many_skips_in_a_row_fall_back(
     train(model, amp, listener, log_every_n_steps=every)
     target = fall_back_to if fall_back_to != "auto" else "bf16" if fast_bf16 else "fp32"
     assert model.dtypes == [torch.float16] * 4 + [DTYPES[target]] * 4
-    assert amp.summary() == {"amp_precision": target, "amp_skipped_steps": 3}
+    assert amp.summary() == {"amp/precision": target, "amp/skipped_steps": 3}
     assert model.logged[-1]["amp/scale"] == 1
     assert listener.events[-1].values == {"scale": 1.0}
     text = f"AMP: 3 or more optimizer steps in a row were skipped in fp16; going on in {target}"
@@ -201,7 +201,7 @@ def test_many_skips_in_a_row_fall_back(
 def test_skips_that_are_over_when_they_are_read_are_forgiven() -> None:
     amp = AMP("fp16", init_scale=SCALE, fall_back_after=3)
     train(Model(range(3)), amp, log_every_n_steps=4)
-    assert amp.summary() == {"amp_precision": "fp16", "amp_skipped_steps": 3}
+    assert amp.summary() == {"amp/precision": "fp16", "amp/skipped_steps": 3}
 
 
 def test_a_rank_falls_back_when_another_must(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_losses_that_are_not_finite_end_bf16(factor: float, caplog: pytest.LogCa
     assert "the loss is not finite in batch 2, 3 of epoch 0" in caplog.text
     spoilt = "3 or more batches in a row had no finite loss in bf16 and the weights are not finite: go on from"
     assert spoilt in caplog.text
-    assert amp.summary() == {"amp_precision": "fp32", "amp_skipped_steps": 0}
+    assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 0}
 
 
 def test_nothing_is_left_after_fp32(caplog: pytest.LogCaptureFixture) -> None:

@@ -89,7 +89,7 @@ def test_one_scale_for_all_counts_a_row_for_each_optimizer() -> None:
     train(model, amp)
     assert [values["amp/scale"] for values in model.logged] == [SCALE, SCALE / 2, SCALE / 4, 1, 1, 1]
     assert "amp/scale_0" not in model.logged[0]
-    assert amp.summary() == {"amp_precision": "fp32", "amp_skipped_steps": 3}
+    assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 3}
 
 
 def test_a_loss_for_no_known_optimizer_is_refused() -> None:

@@ -126,7 +126,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(when: str, tmp_path: Path) 
     train(second, amps[2], ckpt=tmp_path / "x.ckpt", max_epochs=2)
     assert repr(first.logged + second.logged) == repr(whole.logged)  # a norm is NaN
     assert torch.equal(second.layer.weight, whole.layer.weight)
-    assert amps[2].summary() == amps[0].summary() == {"amp_precision": "fp16", "amp_skipped_steps": 4}
+    assert amps[2].summary() == amps[0].summary() == {"amp/precision": "fp16", "amp/skipped_steps": 4}
     assert amps[2].state_dict()["in_a_row"] == {"0": 1}
 
 
@@ -150,7 +150,7 @@ def test_a_run_that_fell_back_goes_on_so_unless_it_asks_for_more(asked: Any, goe
     again, second = Model(), AMP(asked)
     train(again, second, ckpt=tmp_path / "x.ckpt", max_epochs=2)
     assert set(again.dtypes) == {{"bf16": torch.bfloat16, "fp32": torch.float32}[goes_on_in]}
-    assert second.summary() == {"amp_precision": goes_on_in, "amp_skipped_steps": 3}
+    assert second.summary() == {"amp/precision": goes_on_in, "amp/skipped_steps": 3}
 
 
 def test_a_second_fit_goes_on_with_the_scale_even_after_an_error() -> None:
@@ -178,7 +178,7 @@ def test_the_norm_is_that_of_unscaled_gradients(options: dict[str, bool]) -> Non
 def test_a_fused_optimizer_skips_and_is_counted() -> None:
     amp = AMP("fp16", init_scale=SCALE)
     train(Model(2, 3, fused=True), amp)
-    assert amp.summary()["amp_skipped_steps"] == 2
+    assert amp.summary()["amp/skipped_steps"] == 2
 
 
 @pytest.mark.parametrize("options", [{"logger": None}, {"fast_dev_run": 2}, {"log_every_n_steps": 0}])
@@ -197,4 +197,4 @@ def test_on_cuda(precision: Any) -> None:
     model, amp = Model(2), AMP(precision, init_scale=SCALE, fall_back_after=50)
     train(model, amp, accelerator="gpu", devices=1)
     assert set(model.dtypes) == {{"fp16": torch.float16, "bf16": torch.bfloat16}[precision]}
-    assert amp.summary() == {"amp_precision": precision, "amp_skipped_steps": int(precision == "fp16")}
+    assert amp.summary() == {"amp/precision": precision, "amp/skipped_steps": int(precision == "fp16")}

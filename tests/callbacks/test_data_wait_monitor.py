@@ -1,16 +1,31 @@
+import copy
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from lit_data.callbacks import DataWaitMonitor, data_wait_monitor
+from lit_data.callbacks import data_wait_monitor
+from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
+from lit_data.callbacks.events import Event, announce
+from lit_data.callbacks.timing import clock as step_clock
+from lit_data.callbacks.timing.clock import PARTS, Part
+from lit_data.callbacks.timing.totals import describe_limit
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+
+BATCHES = 8
 
 
 class Clock:
-    """Time passes in the loader and in the step alone."""
+    """Time passes where a test says so, and nowhere else."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -20,56 +35,407 @@ class Clock:
 
 
 class Slow:
-    """Eight batches of 4 samples, each of which takes 3 s to load."""
+    """Batches of 4 samples that take 3 s each, 1 s of which is the loader's own work."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.assemble_s = 0.0
 
     def __len__(self) -> int:
-        return 8
+        return BATCHES
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for _ in range(8):
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(BATCHES):
             self.clock.now_s += 3
+            self.assemble_s += 1
             yield torch.ones(4, 32)
 
 
+class SlowSGD(torch.optim.SGD):
+    """A step takes 32 s."""
+
+    def __init__(self, parameters: Any, clock: Clock) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.clock = clock
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.clock.now_s += 32
+        return loss
+
+
 class Model(BoringModel):
-    """A step takes 1 s."""
+    """Transfer takes 4 s, augmentation 1 s, forward 8 s, backward 16 s."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.clock = clock
         self.logged: list[dict[str, float]] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        self.clock.now_s += 4
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         self.clock.now_s += 1
+        return batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.clock.now_s += 8
         return self.layer(batch).sum()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        super().backward(loss, *args, **kwargs)
+        self.clock.now_s += 16
+
+    def configure_optimizers(self) -> Any:
+        return SlowSGD(self.parameters(), self.clock)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.clock.now_s += 1000
 
     def log_dict(self, dictionary: Any, **options: Any) -> None:
         self.logged.append(dict(dictionary))
 
 
-def test_waiting_is_told_from_working(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, monitor = Clock(), DataWaitMonitor()
-    monkeypatch.setattr(data_wait_monitor, "time", clock)
+class TwoOptimizers(Model):
+    """Both have a forward of 8 s, a backward of 16 s and a step of 32 s."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.automatic_optimization = False
+        self.second = torch.nn.Linear(32, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer, layer in zip(self.optimizers(), (self.layer, self.second), strict=True):
+            self.clock.now_s += 8
+            self.manual_backward(layer(batch).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [SlowSGD(layer.parameters(), self.clock) for layer in (self.layer, self.second)]
+
+
+class Busy(L.Callback):
+    """Takes 64 s after each batch."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.clock.now_s += 64
+
+
+PARTS_S = {
+    "time/wait_s": 2.0,
+    "time/assemble_s": 1.0,
+    "time/transfer_s": 4.0,
+    "time/augment_s": 1.0,
+    "time/forward_s": 8.0,
+    "time/backward_s": 16.0,
+    "time/optimizer_s": 32.0,
+    "time/other_s": 64.0,
+}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(step_clock, "time", fake)
+    return fake
+
+
+def make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "limit_val_batches": 0,
+        "log_every_n_steps": 4,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+    }
+    return L.Trainer(callbacks=list(callbacks), **(defaults | options))
+
+
+def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
+    model, monitor = Model(clock), DataWaitMonitor()
+    make_trainer(tmp_path, monitor, Busy(clock), max_epochs=2).fit(model, Slow(clock))
+    rates = {"data/wait_fraction": 3 / 128, "data/samples_per_s": 4 / 128, "data/success_rate": 1.0}
+    assert model.logged == [rates | PARTS_S] * 4
+    summary = monitor.summary()
+    memory = [summary.pop(f"train/memory_{name}_bytes") for name in ("mean", "max")]
+    assert 0 < int(memory[0]) <= int(memory[1])
+    assert summary == {
+        "data_wait_fraction": 3 / 128,
+        "samples_per_s": 4 / 128,
+        "train/mean_step_s": 128.0,
+        **{f"train/mean_{part}_s": PARTS_S[f"time/{part}_s"] for part in PARTS},
+        "train/best_batch_size": 4,
+        "train/batch_success_rate": 1.0,
+        "train/limited_by": "what is neither data nor model (callbacks, loggers, the Trainer) takes 50% of the time: "
+        "try fewer callbacks, a larger log_every_n_steps or larger batches",
+    }
+
+
+def test_two_optimizers_of_a_manual_optimisation(clock: Clock, tmp_path: Path) -> None:
+    model = TwoOptimizers(clock)
+    make_trainer(tmp_path, DataWaitMonitor()).fit(model, Slow(clock))
+    parts = {name: model.logged[-1][name] for name in PARTS_S}
+    assert parts == PARTS_S | {
+        "time/forward_s": 16.0,
+        "time/backward_s": 32.0,
+        "time/optimizer_s": 64.0,
+        "time/other_s": 0.0,
+    }
+
+
+def test_accumulation_has_steps_without_an_optimizer(clock: Clock, tmp_path: Path) -> None:
     model = Model(clock)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        limit_val_batches=0,
-        log_every_n_steps=4,
-        logger=False,
-        callbacks=[monitor],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(tmp_path, DataWaitMonitor(), accumulate_grad_batches=2, log_every_n_steps=2)
     trainer.fit(model, Slow(clock))
-    # Each step after the first of its epoch: 3 s of 4 s waiting, 4 samples.
-    assert model.logged == [{"data/wait_fraction": 0.75, "data/samples_per_s": 1.0}] * 4
-    assert monitor.summary() == {"data_wait_fraction": 0.75, "samples_per_s": 1.0}
+    assert len(model.logged) == 2  # after 4 and after 8 batches
+    assert model.logged[1] == {
+        "data/wait_fraction": 3 / 48,
+        "data/samples_per_s": 4 / 48,
+        "data/success_rate": 1.0,
+        **PARTS_S,
+        "time/optimizer_s": 16.0,
+        "time/other_s": 0.0,
+    }
+
+
+def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_path: Path) -> None:
+    class Data(L.LightningDataModule):
+        def train_dataloader(self) -> Slow:
+            return Slow(clock)
+
+        def val_dataloader(self) -> list[Any]:
+            return []
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            clock.now_s += 128
+            return batch
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            clock.now_s += 256
+            return batch
+
+    model, data = Model(clock), Data()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You have overridden")  # said once in a process
+        make_trainer(tmp_path, DataWaitMonitor()).fit(model, data)
+    parts = {name: model.logged[-1][name] for name in PARTS_S}
+    assert parts == PARTS_S | {"time/assemble_s": 129.0, "time/augment_s": 256.0, "time/other_s": 0.0}
+    assert vars(data).keys().isdisjoint({"on_after_batch_transfer", "on_before_batch_transfer"})
+
+
+def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_path: Path) -> None:
+    class SlowCheckpoint(L.Callback):
+        def on_save_checkpoint(self, *args: Any) -> None:
+            clock.now_s += 500
+
+    model, monitor = Model(clock), DataWaitMonitor()
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=3)
+    trainer = make_trainer(
+        tmp_path, monitor, SlowCheckpoint(), checkpoint, enable_checkpointing=True, limit_val_batches=1
+    )
+    trainer.fit(model, Slow(clock), DataLoader(RandomDataset(32, 4), 4))
+    assert monitor.summary()["train/mean_step_s"] == 64.0
+    assert monitor.state_dict()["tally"]["steps"] == BATCHES - 3  # the first, and those after the checkpoints
+    assert monitor.state_dict()["tally"]["batches"] == BATCHES
+
+
+def test_short_epochs_are_logged_in_the_trainers_rhythm(clock: Clock, tmp_path: Path) -> None:
+    model = Model(clock)
+    trainer = make_trainer(tmp_path, DataWaitMonitor(), max_epochs=3, limit_train_batches=3, log_every_n_steps=4)
+    trainer.fit(model, Slow(clock))
+    assert len(model.logged) == 2
+
+
+def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
+    class Splits(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                for size in (4.0, 3.0):
+                    announce(trainer, Event("oom", "", {"size": size, "index": batch_idx}), MemoryError())
+                announce(trainer, Event("batch_size", "", {"size": 2.0, "pieces": 2.0}))
+
+    monitor = DataWaitMonitor()
+    make_trainer(tmp_path, Splits(), monitor).fit(Model(clock), Slow(clock))
+    summary = monitor.summary()
+    assert summary["train/batch_success_rate"] == 7 / 8
+    assert summary["train/best_batch_size"] == 2
+
+
+def test_the_fastest_batch_size_is_the_best(clock: Clock, tmp_path: Path) -> None:
+    class Data(Slow):
+        def __iter__(self) -> Iterator[Tensor]:
+            for batch in range(16):
+                clock.now_s += 1
+                yield torch.ones(8 if batch < 8 else 16, 32)
+
+        def __len__(self) -> int:
+            return 16
+
+    class Even(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            clock.now_s += 7
+            return self.layer(batch).sum()
+
+    monitor = DataWaitMonitor()
+    make_trainer(tmp_path, monitor).fit(Even(), Data(clock))
+    summary = monitor.summary()
+    assert summary["train/best_batch_size"] == 16
+    assert summary["train/limited_by"] == (
+        "the model takes 88% of the time: a larger batch may help, as the largest so far was 100% faster than the one "
+        "before"
+    )
+
+
+def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
+    first, second = DataWaitMonitor(), DataWaitMonitor()
+    trainer = make_trainer(tmp_path, first, max_epochs=1)
+    trainer.fit(Model(clock), Slow(clock))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    torch.load(tmp_path / "a.ckpt", weights_only=True)
+    make_trainer(tmp_path, second, max_epochs=2).fit(Model(clock), Slow(clock), ckpt_path=tmp_path / "a.ckpt")
+    assert second.state_dict()["tally"]["batches"] == 2 * BATCHES
+    assert second.state_dict()["tally"]["steps"] == 2 * (BATCHES - 1)
+    assert second.summary()["train/mean_step_s"] == 64.0
+
+
+def test_everything_is_as_before_after_a_fit_and_after_an_error(clock: Clock, tmp_path: Path) -> None:
+    class Fails(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 5:
+                raise ValueError("stop")
+            return super().training_step(batch, batch_idx)
+
+    for model in (Model(clock), Fails(clock)):
+        trainer = make_trainer(tmp_path, DataWaitMonitor())
+        before = [set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)]
+        try:
+            trainer.fit(model, Slow(clock))
+        except ValueError:
+            assert isinstance(model, Fails)
+        after = [set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)]
+        assert not {"training_step", "optimizer_step", "backward"} & (after[1] - before[1])
+        assert not {"on_after_batch_transfer", "transfer_batch_to_device"} & after[0]
+        assert not {"_on_before_fetch", "_on_after_fetch"} & after[2]
+        assert (tmp_path / "throughput.png").is_file()
+        (tmp_path / "throughput.png").unlink()
+
+
+def test_a_module_can_be_copied_while_it_is_watched(clock: Clock, tmp_path: Path) -> None:
+    class Copies(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+            copied = copy.deepcopy(module)
+            assert copied.on_after_batch_transfer(torch.ones(1), 0) == 1
+
+    make_trainer(tmp_path, DataWaitMonitor(), Copies()).fit(Model(clock), Slow(clock))
+
+
+def test_our_loader_tells_its_own_work(tmp_path: Path) -> None:
+    loader = MicroBatchLoader(RandomDataset(32, 16), LoaderOptions(batch_size=4, num_workers=0))
+    monitor = DataWaitMonitor()
+    make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
+    summary = monitor.summary()
+    assert 0 < 3 * float(summary["train/mean_assemble_s"]) < loader.assemble_s  # the first batch is not counted
+    assert float(summary["train/mean_wait_s"]) > 0
+
+
+def test_lightning_still_calls_the_fetch_hooks() -> None:
+    assert {"_on_before_fetch", "_on_after_fetch"} <= set(vars(_TrainingEpochLoop))
+
+
+def test_a_plain_script_is_told_what_limits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(data_wait_monitor, "rank_zero_info", said.append)
+    monitor = DataWaitMonitor(path=tmp_path / "plots")
+    trainer = make_trainer(tmp_path, monitor, limit_val_batches=1, num_sanity_val_steps=1)
+    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 64), 4))
+    assert said == [f"DataWaitMonitor: {monitor.summary()['train/limited_by']}"]
+    assert (tmp_path / "plots" / "throughput.png").is_file()
+    assert trainer.callback_metrics["time/forward_s"] > 0
+    parts = [float(monitor.summary()[f"train/mean_{part}_s"]) for part in PARTS]
+    assert sum(parts) == pytest.approx(float(monitor.summary()["train/mean_step_s"]))
+    trainer.validate(BoringModel(), DataLoader(RandomDataset(32, 4)), verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer_options"), [({"plot": False}, {}), ({}, {"fast_dev_run": 3})], ids=["off", "fast_dev_run"]
+)
+def test_no_plot_where_none_is_wanted(tmp_path: Path, options: dict[str, Any], trainer_options: dict[str, Any]) -> None:
+    monitor = DataWaitMonitor(path=tmp_path / "plots", **options)
+    make_trainer(tmp_path, monitor, **trainer_options).fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
+    assert monitor.summary()["samples_per_s"]
+    assert not (tmp_path / "plots").exists()
+
+
+def test_a_plot_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    monitor = DataWaitMonitor(path=tmp_path / "file")
+    make_trainer(tmp_path, monitor).fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
+    assert "throughput.png cannot be written" in caplog.text
+
+
+def test_logging_may_be_switched_off(clock: Clock, tmp_path: Path) -> None:
+    model, monitor = Model(clock), DataWaitMonitor()
+    make_trainer(tmp_path, monitor, log_every_n_steps=0, max_epochs=20).fit(model, Slow(clock))
+    assert model.logged == []
+    assert monitor.summary()["train/mean_step_s"] == 64.0
 
 
 def test_nothing_trained_is_nothing_to_say() -> None:
     assert DataWaitMonitor().summary() == {}
+
+
+def make_parts(**seconds_s: float) -> dict[Part, float]:
+    return {part: seconds_s.get(part, 0.0) for part in PARTS}
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "sentence"),
+    [
+        # what is neither model nor small
+        (make_parts(wait=61, forward=39), {}, "waiting for data takes 61% of the time: try more workers"),
+        (make_parts(wait=10, assemble=51, forward=39), {}, "waiting for data takes 61% of the time: try fewer or sma"),
+        (make_parts(transfer=30, forward=70), {}, "the copy to the device takes 30% of the time: try page-locked"),
+        (make_parts(augment=20, forward=80), {}, "augmentation takes 20% of the time: try fewer or cheaper"),
+        (make_parts(optimizer=25, forward=75), {}, "the optimizer takes 25% of the time: try fused=True"),
+        (make_parts(other=40, wait=30, forward=30), {}, "what is neither data nor model (callbacks, loggers, the Tr"),
+        # the model
+        (make_parts(wait=19, forward=40, backward=41), {"on_cpu": True}, "the model takes 81% of the time: try a GPU"),
+        (
+            make_parts(forward=1),
+            {"free_memory": 0.6},
+            "the model takes 100% of the time: a larger batch may help, as 6",
+        ),
+        (make_parts(forward=1), {"free_memory": 0.2}, "the model takes 100% of the time: the memory is in use; try lo"),
+        (make_parts(forward=1), {"gain": 1.2}, "the model takes 100% of the time: a larger batch may help, as the l"),
+        (
+            make_parts(forward=1),
+            {"gain": 1.0, "free_memory": 0.6},
+            "the model takes 100% of the time: larger batches w",
+        ),
+    ],
+)
+def test_one_sentence_names_the_limit(parts: dict[Part, float], options: dict[str, Any], sentence: str) -> None:
+    assert describe_limit(parts, **({"on_cpu": False} | options)).startswith(sentence)
+
+
+@pytest.mark.gpu
+def test_a_device_is_measured_by_its_own_clock(tmp_path: Path) -> None:
+    monitor = DataWaitMonitor()
+    trainer = make_trainer(tmp_path, monitor, accelerator="gpu", devices=1, log_every_n_steps=8)
+    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 256), 4))
+    summary = monitor.summary()
+    parts = [float(summary[f"train/mean_{part}_s"]) for part in PARTS]
+    assert all(seconds_s >= 0 for seconds_s in parts)
+    assert float(summary["train/mean_forward_s"]) > 0
+    assert sum(parts) < 2 * float(summary["train/mean_step_s"])
+    assert int(summary["train/memory_max_bytes"]) > 0

@@ -305,7 +305,7 @@ def test_callbacks_report_what_was_trained(make: Make) -> None:
             return
 
     def train(seed: int, cache: str = "store", **loader: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        digest, wait = SampleDigest(), DataWaitMonitor()
+        digest, wait = SampleDigest(), DataWaitMonitor(plot=False)
         datamodule = make(augment=StripeAugment(), cache=cache, loader={"seed": seed, **loader})
         _trainer(callbacks=[digest, wait], max_epochs=2).fit(Model(), datamodule=datamodule)
         return dict(digest.summary()), wait.summary()

@@ -12,7 +12,7 @@ from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
-MODES: Final = ("loaders", "collate", "headroom")
+MODES: Final = ("loaders", "collate", "headroom", "callbacks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class BenchmarkOptions:
 
     Args:
         mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
-            in memory, `headroom` training with and without the work of loading.
+            in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost.
         methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
@@ -37,7 +37,7 @@ class BenchmarkOptions:
         apply_folder: Configuration folder that it is written to.
         sample_shape: Mode `collate`: shape of a uint8 sample.
         samples_in_memory: Mode `collate`: size of the set.
-        steps: Mode `headroom`: training steps of each run.
+        steps: Modes `headroom` and `callbacks`: training steps of each run.
         cached_batches: Mode `headroom`: batches that are replayed.
 
     Raises:

@@ -1,0 +1,248 @@
+"""Run a step again, in smaller pieces, until it fits."""
+
+import gc
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import lightning as L
+import torch
+
+from lit_data.callbacks.adaptive.checks import check_share, check_size
+from lit_data.callbacks.adaptive.hand import Hand
+from lit_data.callbacks.adaptive.pieces import Slicer, describe_shapes, slice_batch
+from lit_data.callbacks.adaptive.seam import number_batch
+from lit_data.callbacks.adaptive.search import SizeSearch
+from lit_data.callbacks.adaptive.snapshot import TransferSnapshot
+from lit_data.callbacks.device_memory import MemoryGauge
+from lit_data.callbacks.events import Event, announce
+from lit_data.callbacks.out_of_memory import is_out_of_memory
+from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.types import count_samples
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_ASKED: Final = re.compile(r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """Between which sizes a search moves, and when.
+
+    Attributes:
+        initial: First size; none begins with whole batches.
+        smallest: A batch is not cut into smaller pieces.
+        largest: No piece is larger.
+        grow_after: Clean steps before a larger size is tried; none never grows.
+        target_memory: Share of the memory that the predicted peak of a larger size may reach.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    initial: int | None = None
+    smallest: int = 1
+    largest: int | None = None
+    grow_after: int | None = 100
+    target_memory: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_size("initial_size", self.initial)
+        check_size("min_size", self.smallest)
+        check_size("max_size", self.largest)
+        check_size("grow_after", self.grow_after)
+        check_share("target_memory", self.target_memory)
+        if self.largest is not None and self.largest < self.smallest:
+            raise ConfigError(f"max_size={self.largest} is below min_size={self.smallest}")
+
+
+@dataclass
+class Replay:
+    """Takes batches in hand as they arrive, and replays steps that run out of memory.
+
+    Attributes:
+        trainer: Whose steps.
+        module: Whose ``training_step``.
+        limits: Of the sizes.
+        gauge: Memory of the device.
+        searches: By stage and shapes.
+        hand: The batch of the step under way.
+        ooms: Out-of-memory errors so far.
+    """
+
+    trainer: L.Trainer
+    module: L.LightningModule
+    limits: SizeLimits
+    gauge: MemoryGauge
+    searches: dict[str, SizeSearch] = field(default_factory=dict)
+    hand: Hand | None = None
+    ooms: int = 0
+
+    def take(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Around the transfer to the device: what will be split stays on the host until its pieces are needed."""
+        self.hand = None
+        samples = count_samples(batch)
+        if not samples:
+            return call(batch, *args, **kwargs)
+        hand = self.hand = Hand(
+            host=batch,
+            samples=samples,
+            index=number_batch(self.trainer),
+            search=self._search(batch, samples),
+            move=lambda part: call(part, *args, **kwargs),
+            cut=self._slicer(samples),
+            restore_random=None,
+            started_s=time.perf_counter(),
+        )
+        self._measure(hand)
+        if hand.size < samples:
+            return batch
+        before = TransferSnapshot(self.module, self.trainer.strategy.root_device)
+        hand.whole = self._move(hand)
+        if hand.whole is None:
+            before.restore()
+            return batch
+        before.finish()
+        hand.restore_random = before.restore
+        return hand.whole
+
+    def run(self, hand: Hand, attempt: Callable[[], T], undo: Callable[[], None]) -> T:
+        """Call `attempt` until it does not run out of memory.
+
+        The next attempt begins after the ``except`` block, whose error holds the frames and tensors of the last one
+        (pytorch/pytorch#18853).
+
+        Args:
+            hand: The batch.
+            attempt: Runs the step on the pieces of `hand`.
+            undo: Puts everything back to where the step began.
+
+        Raises:
+            BatchMemoryError: The smallest piece does not fit.
+        """
+        while True:
+            try:
+                return attempt()
+            except Exception as error:
+                text = self.note(error, hand)
+            undo()
+            self.shrink(hand, text)
+
+    def note(self, error: Exception, hand: Hand) -> str:
+        """The text of an out-of-memory error, which all callbacks are told of; any other error is raised again."""
+        if isinstance(error, BatchMemoryError) or not is_out_of_memory(error):
+            raise error
+        self.ooms += 1
+        text = str(error).split("\n")[0]
+        values = {"size": float(hand.size), "index": float(hand.index)}
+        announce(self.trainer, Event("oom", f"{hand.size} samples ran out of memory: {text}", values), error)
+        return text
+
+    def shrink(self, hand: Hand, text: str, failed: int | None = None) -> None:
+        """Go on with a smaller size, and give back what the failed attempt left.
+
+        Args:
+            hand: The batch.
+            text: Of the error.
+            failed: Samples that did not fit; by default those of its largest piece.
+
+        Raises:
+            BatchMemoryError: There is no smaller size.
+        """
+        failed = failed or hand.size
+        hand.whole, hand.started_s = None, time.perf_counter()
+        gc.collect()
+        if self.trainer.strategy.root_device.type == "cuda":
+            torch.cuda.empty_cache()
+        if hand.fixed_bytes is not None:
+            self.gauge.reset_peak()
+        if failed <= hand.search.min_size:
+            raise BatchMemoryError(self._describe(hand, failed, text))
+        hand.search.fail(failed, self.gauge.read().limit_bytes)
+        log.warning("batch %d: %d samples at once ran out of memory; from here on %d", hand.index, failed, hand.size)
+        self.tell(hand)
+
+    def finish(self) -> Hand | None:
+        """The step is over: learn from it.
+
+        Returns:
+            The batch, which is let go.
+        """
+        hand, self.hand = self.hand, None
+        if hand is None or not hand.largest:
+            return None
+        search = hand.search
+        search.succeed(hand.largest, hand.samples, time.perf_counter() - hand.started_s)
+        if hand.fixed_bytes is not None:
+            search.learn(hand.largest, hand.fixed_bytes, self.gauge.read())
+        return hand
+
+    def grow(self, hand: Hand) -> bool:
+        """Try a larger size if it is time to; whether the size changed."""
+        search, after = hand.search, self.limits.grow_after
+        if hand.fixed_bytes is None or after is None or search.clean < after:
+            return False
+        if hand.samples >= search.batch:
+            search.clean = 0  # after a short batch the next one decides again
+        memory_bytes = self.limits.target_memory * self.gauge.read().limit_bytes
+        changed = search.take_back() or search.grow(hand.samples, memory_bytes)
+        if changed:
+            self.tell(hand)
+        return changed
+
+    def tell(self, hand: Hand) -> None:
+        """Tell all callbacks of the size."""
+        pieces = -(-hand.samples // hand.size)
+        text = f"{hand.size} samples go through the model at once"
+        announce(self.trainer, Event("batch_size", text, {"size": float(hand.size), "pieces": float(pieces)}))
+
+    def _move(self, hand: Hand) -> Any:  # noqa: ANN401 - a batch
+        try:
+            return hand.move(hand.host)
+        except Exception as error:
+            text = self.note(error, hand)
+        if hand.size > hand.search.min_size:  # else the step tries again, where other ranks hear that it failed
+            self.shrink(hand, text)
+        return None
+
+    def _measure(self, hand: Hand) -> None:
+        """Begin to measure memory if this step may be followed by a larger size."""
+        if self.limits.grow_after is not None and hand.search.clean + 1 >= self.limits.grow_after:
+            self.gauge.reset_peak()
+            hand.fixed_bytes = self.gauge.read().allocated_bytes
+
+    def _search(self, batch: Any, samples: int) -> SizeSearch:  # noqa: ANN401
+        stage = self.trainer.state.stage
+        key = f"{stage.value if stage else ''}: {describe_shapes(batch, samples)}"
+        if key not in self.searches:
+            smallest, largest = self.limits.smallest, self.limits.largest
+            first = max(smallest, min(self.limits.initial or sys.maxsize, largest or sys.maxsize))
+            self.searches[key] = SizeSearch(first, smallest, largest)
+        return self.searches[key]
+
+    def _slicer(self, samples: int) -> Slicer:
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        for owner in (self.module, datamodule):
+            method = getattr(owner, "slice_batch", None)
+            if callable(method):
+                return method  # type: ignore[no-any-return]
+        return lambda batch, start, stop: slice_batch(batch, start, stop, samples)
+
+    def _describe(self, hand: Hand, size: int, text: str) -> str:
+        found = _ASKED.search(text)
+        reading = self.gauge.read()
+        free = max(0, reading.limit_bytes - reading.allocated_bytes)
+        indices: Any = hand.host.get("index") if isinstance(hand.host, Mapping) else None
+        named = f" (sample {int(indices[0])})" if indices is not None and len(indices) else ""
+        many = "one sample" if size == 1 else f"the smallest piece of {size} samples"
+        return (
+            f"batch {hand.index}{named}: {many} of {describe_shapes(hand.host, hand.samples)} does not fit into "
+            f"memory: asked for {found.group(1) if found else 'an unknown amount'}, {free / 2**30:.2f} of "
+            f"{reading.limit_bytes / 2**30:.2f} GiB free ({text}). Use a smaller patch or model, mixed precision "
+            "(AMP), GradientCheckpointing, or free the device of other programs"
+        )

@@ -1,0 +1,11 @@
+"""When callbacks log: at the steps at which Lightning hands values to its loggers."""
+
+import lightning as L
+
+
+def is_logging_step(trainer: L.Trainer, batch_idx: int) -> bool:
+    """Whether Lightning hands what is logged at the end of this training batch to the loggers."""
+    every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
+    if not every_n_steps or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every_n_steps:
+        return False
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch

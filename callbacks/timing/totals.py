@@ -1,0 +1,204 @@
+"""Sums over training steps, and one sentence on what limits a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from operator import add
+from typing import Any, Final, NamedTuple
+
+from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.callbacks.timing.clock import PARTS, Part, Seconds
+
+_ENOUGH_STEPS: Final = 5
+"""Steps of a batch size after which its speed counts."""
+
+_WORTH_NAMING: Final = 0.2
+"""Share of the time from which something other than the model is said to limit a run."""
+
+_MUCH_MEMORY: Final = 0.3
+"""Share of the memory that must be free for a larger batch to be advised."""
+
+_SOME_GAIN: Final = 1.05
+"""Speed of the largest batch size over that of the next smaller one from which larger ones are said to be faster."""
+
+_LIMITS: Final[dict[tuple[Part, ...], tuple[str, str]]] = {
+    ("wait", "assemble"): (
+        "waiting for data",
+        "more workers (num_workers), a cache of decoded images, in memory or on the device, or a faster disk",
+    ),
+    ("transfer",): (
+        "the copy to the device",
+        "page-locked memory (pin_memory), images that stay uint8 until they are there, or a cache on the device",
+    ),
+    ("augment",): ("augmentation", "fewer or cheaper operations, or some of them in the loader's workers"),
+    ("optimizer",): ("the optimizer", "fused=True, or fewer steps by larger batches or gradient accumulation"),
+    ("other",): (
+        "what is neither data nor model (callbacks, loggers, the Trainer)",
+        "fewer callbacks, a larger log_every_n_steps or larger batches",
+    ),
+}
+_ASSEMBLY: Final = "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
+_MODEL: Final[tuple[Part, ...]] = ("forward", "backward")
+
+
+class Ended(NamedTuple):
+    """A training batch that ended.
+
+    Attributes:
+        number: Its number in the training.
+        samples: In it.
+        seconds_s: Its time; none if it was not timed.
+        size: Samples that went through the model at once.
+        failed: It ran out of memory at first.
+        is_rest: It is the last of its epoch.
+    """
+
+    number: int
+    samples: int
+    seconds_s: float | None
+    size: int
+    failed: bool
+    is_rest: bool
+
+
+@dataclass
+class Tally:
+    """Some training batches: `steps` of them were timed, and of `measured` steps the parts are known."""
+
+    batches: int = 0
+    failed: int = 0
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    measured: int = 0
+    parts: Seconds = (0.0,) * len(PARTS)
+
+    def add(self, ended: Sequence["Ended"], parts: Sequence[Seconds]) -> None:
+        """Count batches that ended, and steps whose parts became known."""
+        timed = [step for step in ended if step.seconds_s is not None]
+        self.batches += len(ended)
+        self.failed += sum(step.failed for step in ended)
+        self.steps += len(timed)
+        self.samples += sum(step.samples for step in timed)
+        self.seconds += sum(step.seconds_s or 0.0 for step in timed)
+        self.measured += len(parts)
+        self.parts = tuple(map(sum, zip(self.parts, *parts, strict=True)))
+
+    def mean_parts(self) -> dict[Part, float]:
+        """Mean seconds of each part of a step."""
+        return {part: seconds_s / self.measured for part, seconds_s in zip(PARTS, self.parts, strict=True)}
+
+    def rate(self) -> dict[str, float]:
+        """Share of the time spent waiting for data, samples per second, share of batches that had enough memory."""
+        wait, assemble = self.parts[PARTS.index("wait")], self.parts[PARTS.index("assemble")]
+        return {
+            "wait_fraction": (wait + assemble) / sum(self.parts),
+            "samples_per_s": self.samples / self.seconds,
+            "success_rate": 1 - self.failed / self.batches,
+        }
+
+
+@dataclass
+class StepTotals:
+    """A whole training: its steps, the speed at each batch size, and memory."""
+
+    tally: Tally = field(default_factory=Tally)
+    sizes: dict[int, list[float]] = field(default_factory=dict)  # steps, samples, seconds
+    readings: int = 0
+    allocated_bytes: int = 0
+    peak_bytes: int = 0
+    limit_bytes: int = 0
+
+    def add(self, ended: Sequence[Ended], parts: Sequence[Seconds]) -> None:
+        """Count batches that ended, and steps whose parts became known."""
+        self.tally.add(ended, parts)
+        for step in ended:
+            # the last batch of an epoch may be a rest, whose speed says little
+            if step.seconds_s is not None and not (step.is_rest and self.sizes):
+                counts = self.sizes.setdefault(step.size, [0, 0, 0.0])
+                counts[:] = map(add, counts, (1, step.samples, step.seconds_s))
+
+    def add_memory(self, reading: MemoryReading) -> None:
+        """Count a reading."""
+        self.readings += 1
+        self.allocated_bytes += reading.allocated_bytes
+        self.peak_bytes, self.limit_bytes = max(self.peak_bytes, reading.peak_bytes), reading.limit_bytes
+
+    def summarise(self, *, on_cpu: bool) -> dict[str, float | int | str]:
+        """See `lit_data.callbacks.DataWaitMonitor.summary`."""
+        tally = self.tally
+        if not tally.measured:
+            return {}
+        rates, speeds = tally.rate(), self._rate_sizes()
+        return {
+            "data_wait_fraction": rates["wait_fraction"],
+            "samples_per_s": rates["samples_per_s"],
+            "train/mean_step_s": tally.seconds / tally.steps,
+            **{f"train/mean_{part}_s": seconds_s for part, seconds_s in tally.mean_parts().items()},
+            "train/best_batch_size": max(speeds, key=speeds.__getitem__),
+            "train/batch_success_rate": rates["success_rate"],
+            "train/memory_mean_bytes": self.allocated_bytes // max(self.readings, 1),
+            "train/memory_max_bytes": self.peak_bytes,
+            "train/limited_by": self.describe(on_cpu=on_cpu),
+        }
+
+    def describe(self, *, on_cpu: bool) -> str:
+        """One sentence on what limits the run."""
+        speeds = self._rate_sizes()
+        smaller, largest = sorted(speeds)[-2:] if len(speeds) > 1 else (None, None)
+        return describe_limit(
+            self.tally.mean_parts(),
+            on_cpu=on_cpu,
+            free_memory=1 - self.peak_bytes / self.limit_bytes if self.limit_bytes else 0.0,
+            gain=speeds[largest] / speeds[smaller] if largest and smaller else None,
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint."""
+        plain = asdict(self)
+        plain["tally"]["parts"] = list(self.tally.parts)
+        plain["sizes"] = [[size, *counts] for size, counts in self.sizes.items()]
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "StepTotals":
+        """Undo `to_plain`."""
+        tally = Tally(**{**plain["tally"], "parts": tuple(plain["tally"]["parts"])})
+        return cls(**{**plain, "tally": tally, "sizes": {size: counts for size, *counts in plain["sizes"]}})
+
+    def _rate_sizes(self) -> dict[int, float]:
+        """Samples per second at each batch size that was seen often enough, or at all if none was."""
+        often = {size: counts for size, counts in self.sizes.items() if counts[0] >= _ENOUGH_STEPS}
+        return {size: samples / seconds_s for size, (_, samples, seconds_s) in (often or self.sizes).items()}
+
+
+def describe_limit(
+    parts: Mapping[Part, float], *, on_cpu: bool, free_memory: float = 0.0, gain: float | None = None
+) -> str:
+    """One sentence: what limits a run, and what to try.
+
+    Args:
+        parts: Time of each part of a step, in any unit.
+        on_cpu: Whether the model runs on the CPU.
+        free_memory: Share of the memory that was free even at the peak, 0 to 1.
+        gain: Speed at the largest batch size over that at the next smaller one; none if only one was seen.
+    """
+    total = sum(parts.values())
+    shares = {group: sum(parts[part] for part in group) / total for group in (*_LIMITS, _MODEL)}
+    worst = max(_LIMITS, key=shares.__getitem__)
+    if shares[worst] >= _WORTH_NAMING:
+        name, remedy = _LIMITS[worst]
+        if worst == ("wait", "assemble") and parts["assemble"] > parts["wait"]:
+            remedy = _ASSEMBLY
+        return f"{name} takes {shares[worst]:.0%} of the time: try {remedy}"
+    return f"the model takes {shares[_MODEL]:.0%} of the time: {_advise_model(on_cpu, free_memory, gain)}"
+
+
+def _advise_model(on_cpu: bool, free_memory: float, gain: float | None) -> str:
+    if gain is not None and gain >= _SOME_GAIN:
+        return f"a larger batch may help, as the largest so far was {gain - 1:.0%} faster than the one before"
+    if on_cpu:
+        return "try a GPU, a smaller model or smaller images"
+    if gain is None and free_memory >= _MUCH_MEMORY:
+        return f"a larger batch may help, as {free_memory:.0%} of the memory is free"
+    reason = "larger batches were no faster" if gain is not None else "the memory is in use"
+    return f"{reason}; try lower precision (bf16), torch.compile, a smaller model or a faster device"

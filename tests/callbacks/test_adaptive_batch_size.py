@@ -1,0 +1,619 @@
+import gc
+import json
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos import Transformer
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.callbacks.events import Event
+from lit_data.errors import BatchMemoryError, ConfigError
+from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install, out_of_memory
+from tests.stock_modules import QUIET, STOCK
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+FAST: Final = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_runs_are_fast() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # each error is followed by a collection
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+class Regression(L.LightningModule):
+    """A linear model without randomness; keeps the gradients of each optimizer step."""
+
+    def __init__(self, step: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+        self.gradients: list[list[Tensor]] = []
+        if step is not None:
+            self.training_step = step.__get__(self)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = (self.layer(_find(batch)).squeeze(1) - 1).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(_find(batch)))
+        return loss
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.layer(batch)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.gradients.append([p.grad.clone() for p in self.layer.parameters() if p.grad is not None])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def _find(batch: Any) -> Tensor:
+    """The [B, 3] float64 tensor of a batch."""
+    if isinstance(batch, Tensor):
+        return batch
+    parts = batch.values() if isinstance(batch, dict) else batch
+    found = [_find(part) for part in parts if isinstance(part, dict | list | tuple | Tensor) and not _is_text(part)]
+    return next(part for part in found if part.ndim == 2 and part.shape[1] == 3)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, list) and isinstance(part[0], str)
+
+
+def data(samples: int) -> Tensor:
+    return torch.randn(samples, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def fit(
+    module: L.LightningModule, loader: Any, *callbacks: L.Callback, seed: int = 0, **options: Any
+) -> tuple[L.LightningModule, L.Trainer]:
+    torch.manual_seed(seed)
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    trainer = L.Trainer(**(FAST | options), callbacks=list(callbacks))
+    trainer.fit(module, loader)
+    return module, trainer
+
+
+def always(n: int, step: int, micro: int) -> bool:
+    return True
+
+
+def adaptive(size: int | None = None, **options: Any) -> AdaptiveBatchSize:
+    return AdaptiveBatchSize(initial_size=size, grow_after=None, **options)
+
+
+# --- how often it is tried again
+
+
+@pytest.mark.parametrize("batch", range(1, 34))
+def test_no_more_retries_than_halvings(batch: int) -> None:
+    module = Regression()
+    faults = install(module, FaultPlan("forward_start", lambda n, step, micro: n > 1))
+    fit(module, DataLoader(data(batch), batch), adaptive())
+    assert len(faults.refused) <= math.ceil(math.log2(batch))
+    assert faults.entered[len(faults.refused) :] == [1] * batch
+
+
+@pytest.mark.parametrize(("point", "index"), [("transfer", 2), ("backward", 2), ("optimizer", 0)])
+def test_one_sample_that_does_not_fit(point: Point, index: int, tmp_path: Path) -> None:
+    module, asked = Regression(), out_of_memory(asked_bytes=3 * 2**30)
+    install(module, FaultPlan(point, lambda n, step, micro: step == index, error=lambda n: asked))
+    loader = DataLoader([{"image": image, "index": 10 * number} for number, image in enumerate(data(16))], 4)
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_last=True, save_top_k=0)
+    text = (
+        rf"batch {index} \(sample {40 * index}\): one sample of image 3 float64, index 1 int64 does not fit into "
+        r"memory: asked for 3\.00 GiB, \d+\.\d\d of \d+\.\d\d GiB free \(CUDA out of memory.*\)\. Use a smaller patch"
+    )
+    callback = adaptive()
+    with pytest.raises(BatchMemoryError, match=text) as caught:
+        fit(module, loader, callback, saves, enable_checkpointing=True)
+    assert caught.value.exit_code == 5
+    assert callback.state_dict()["ooms"] == 3
+    if index:
+        last = torch.load(tmp_path / "last.ckpt", weights_only=True)
+        assert last["global_step"] == index
+        assert last["state_dict"].keys() == module.state_dict().keys()
+
+
+def test_no_piece_is_smaller_than_min_size() -> None:
+    module = Regression()
+    faults = install(module, FaultPlan("forward_start", always))
+    with pytest.raises(BatchMemoryError, match="the smallest piece of 3 samples of tensor 3 float64 does not fit"):
+        fit(module, DataLoader(data(9), 9), adaptive(min_size=3))
+    assert faults.refused == [9, 5, 3]
+
+
+# --- other errors
+
+
+class Odd(Exception):
+    pass
+
+
+@pytest.mark.parametrize("point", ["transfer", "augment", "forward_start", "forward_middle", "backward", "optimizer"])
+@pytest.mark.parametrize("error", [Odd("odd"), RuntimeError("CUDA error: device-side assert triggered"), KeyError("x")])
+def test_other_errors_pass_unchanged(point: Point, error: Exception) -> None:
+    module, callback = Regression(), adaptive(2)
+    faults = install(module, FaultPlan(point, lambda n, step, micro: step == 1, error=lambda n: error))
+    with pytest.raises(type(error)) as caught:
+        fit(module, DataLoader(data(8), 4), callback)
+    assert caught.value is error
+    assert len(faults.refused) == 1
+    assert callback.state_dict()["ooms"] == 0
+
+
+def _overridden(trainer: L.Trainer) -> list[str]:
+    loop = trainer.fit_loop.epoch_loop
+    owners = (trainer.strategy, loop.automatic_optimization, loop.manual_optimization, trainer.precision_plugin)
+    return [name for owner in owners for name, value in vars(owner).items() if type(value).__name__ == "_Wrapped"]
+
+
+def test_what_was_wrapped_is_taken_off() -> None:
+    callback, module = adaptive(), Regression()
+    seen: list[list[str]] = []
+    module.on_train_batch_start = lambda batch, batch_idx: seen.append(_overridden(module.trainer))
+    _, trainer = fit(module, DataLoader(data(8), 4), callback)
+    wrapped = ["batch_to_device", "validation_step", "test_step", "predict_step", "_make_closure", "_optimizer_step"]
+    assert seen[0] == wrapped
+    assert _overridden(trainer) == []
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, DataLoader(data(8), 4))
+    assert seen == [wrapped] * 4
+    assert _overridden(trainer) == []
+    module.training_step = lambda batch, batch_idx: 1 / 0
+    trainer.fit_loop.max_epochs = 3
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(module, DataLoader(data(8), 4))
+    assert _overridden(trainer) == []
+    trainer.predict(Regression(), DataLoader(data(8), 4))
+    assert _overridden(trainer) == []
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("point", ["forward_middle", "backward", "optimizer"])
+def test_memory_of_a_failed_attempt_is_free_when_the_next_begins(point: Point) -> None:
+    module, alive = Regression(), []
+    activations: list[weakref.ref[Tensor]] = []
+    loss = Regression.training_step
+
+    def step(batch: Tensor, batch_idx: int) -> Tensor:
+        alive.append(sum(found() is not None for found in activations))
+        output = module.layer[1](module.layer[0](batch))
+        activations.append(weakref.ref(output))
+        return loss(module, batch, batch_idx) + output.sum() * 0
+
+    module.training_step = step
+    install(module, FaultPlan(point, lambda n, step, micro: n > 2))
+    fit(module, DataLoader(data(8), 8), adaptive())
+    assert alive == [0] * len(alive)
+    assert len(alive) == {"optimizer": 7}.get(point, 6)
+
+
+def test_batches_are_freed_without_the_garbage_collector() -> None:
+    def run(*callbacks: L.Callback) -> int:
+        batches: list[weakref.ref[Tensor]] = []
+
+        class Note(L.Callback):
+            def on_train_batch_start(
+                self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any
+            ) -> None:
+                batches.append(weakref.ref(batch))
+
+        gc.disable()
+        try:
+            fit(Regression(), DataLoader(data(40), 4), Note(), *callbacks)
+            return sum(batch() is not None for batch in batches)
+        finally:
+            gc.enable()
+
+    assert run(adaptive()) == run(adaptive(2)) == run() == 0
+
+
+# --- gradients
+
+
+def _ragged(images: Tensor) -> dict[str, Any]:
+    counts = torch.arange(len(images)) % 3
+    return {"image": images, "boxes": torch.randn(int(counts.sum()), 4), "boxes_count": counts}
+
+
+STRUCTURES: Final[dict[str, Callable[[Tensor], Any]]] = {
+    "tensor": lambda images: images,
+    "tuple": lambda images: (images, torch.arange(len(images))),
+    "list": lambda images: [torch.arange(len(images)), images],
+    "nested": lambda images: {
+        "deep": {"er": [images]},
+        "names": [str(n) for n in range(len(images))],
+        "k": 3,
+        "s": "x",
+    },
+    "ragged": _ragged,
+}
+
+
+def _gradient(batch: Any, size: int | None) -> list[Tensor]:
+    module, _ = fit(Regression(), DataLoader([batch], batch_size=None), adaptive(size))
+    assert isinstance(module, Regression)
+    return module.gradients[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch", range(2, 10))
+def test_the_gradient_is_that_of_the_whole_batch(batch: int, size: int) -> None:
+    for whole, pieces in zip(_gradient(data(batch), None), _gradient(data(batch), size), strict=True):
+        torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_any_structure_is_cut(structure: str) -> None:
+    batch = STRUCTURES[structure](data(7))
+    for whole, pieces in zip(_gradient(batch, None), _gradient(batch, 3), strict=True):
+        torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
+
+
+def test_ragged_fields_go_with_their_samples() -> None:
+    seen: list[tuple[list[int], int]] = []
+
+    def step(self: Any, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        seen.append((batch["boxes_count"].tolist(), len(batch["boxes"])))
+        return self.layer(batch["image"]).mean()
+
+    fit(Regression(step), DataLoader([_ragged(data(7))], batch_size=None), adaptive(3))
+    assert seen == [([0, 1, 2], 3), ([0, 1], 1), ([2, 0], 2)]
+
+
+class Sliced(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cuts: list[tuple[int, int]] = []
+
+    def slice_batch(self, batch: Any, start: int, stop: int) -> Any:
+        self.cuts.append((start, stop))
+        return {"packed": batch["packed"][:, start:stop], "n": torch.zeros(stop - start)}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch["packed"].T, batch_idx)
+
+
+def test_a_module_may_cut_its_batches_itself() -> None:
+    batch = {"n": torch.zeros(7), "packed": data(7).T}
+    module = Sliced()
+    fit(module, DataLoader([batch], batch_size=None), adaptive(3))
+    assert module.cuts == [(0, 3), (3, 5), (5, 7)]
+    for whole, pieces in zip(_gradient(data(7), None), module.gradients[0], strict=True):
+        torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
+
+
+def test_a_batch_that_cannot_be_cut_says_what_to_do() -> None:
+    batch = {"image": data(4), "pairs": torch.zeros(6, 2)}
+    with pytest.raises(ConfigError, match=r"batch of 4 samples cannot be split: a part has length 6: .*slice_batch"):
+        fit(Regression(), DataLoader([batch], batch_size=None), adaptive(2))
+
+
+# --- kinds of training steps
+
+
+def _only_batch(self: Any, batch: Any) -> Tensor:
+    return self.layer(batch).mean()
+
+
+def _none(self: Any, batch: Any, batch_idx: int) -> None:
+    return None
+
+
+def _sometimes(self: Any, batch: Any, batch_idx: int) -> Tensor | None:
+    return self.layer(batch).mean() if batch_idx else None
+
+
+def _by_hand(self: Any, batch: Any, batch_idx: int) -> Tensor:
+    loss = self.layer(batch).mean()
+    self.log("weighted", loss, on_step=True, on_epoch=True, batch_size=len(batch))
+    return loss
+
+
+@pytest.mark.parametrize("step", [_only_batch, _none, _sometimes, _by_hand])
+@pytest.mark.filterwarnings("ignore:.*returned `None`.*")
+def test_steps_as_others_write_them(step: Callable[..., Any]) -> None:
+    failing = Regression(step)
+    faults = install(failing, FaultPlan("forward_start", lambda n, step, micro: n > 2))
+    first, trainer = fit(failing, DataLoader(data(8), 4), adaptive())
+    second, twin = fit(Regression(step), DataLoader(data(8), 4), adaptive(2))
+    assert faults.entered == [4, 2, 2, 2, 2]
+    assert trainer.global_step == twin.global_step == 2
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+    shown = [{k: v for k, v in found.callback_metrics.items() if k != "batch/ooms"} for found in (trainer, twin)]
+    assert shown[0] == shown[1]
+
+
+def test_what_a_step_returns_is_put_together() -> None:
+    outputs: list[Any] = []
+
+    def step(self: Any, batch: Tensor, batch_idx: int) -> dict[str, Any]:
+        loss = self.layer(batch).mean()
+        return {
+            "loss": loss,
+            "logits": self.layer(batch),
+            "mean": batch.mean(),
+            "share": float(batch.mean()),
+            "names": [f"{value:.3f}" for value in batch[:, 0]],
+            "note": "last",
+        }
+
+    class Note(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, found: Any, *_: Any) -> None:
+            outputs.append(found)
+
+    fit(Regression(step), DataLoader(data(7), 7), Note(), adaptive(3))
+    fit(Regression(step), DataLoader(data(7), 7), Note())
+    pieces, whole = outputs
+    assert pieces.keys() == whole.keys()
+    assert pieces["names"] == whole["names"]
+    assert pieces["note"] == "last"
+    for key in ("loss", "logits", "mean"):
+        torch.testing.assert_close(pieces[key], whole[key], rtol=1e-12, atol=0)
+        assert not pieces[key].requires_grad
+    assert pieces["share"] == pytest.approx(whole["share"], rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument")
+def test_a_step_that_fetches_its_batches_is_left_alone() -> None:
+    class Fetching(Regression):
+        def training_step(self, dataloader_iter: Any) -> Tensor:
+            batch, _, _ = next(dataloader_iter)
+            return self.layer(batch).mean()
+
+    _, trainer = fit(Fetching(), DataLoader(data(8), 4), adaptive(2))
+    assert trainer.global_step == 2
+    assert "batch/size" not in trainer.callback_metrics
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_module(backend: str) -> None:
+    refused: list[int] = []
+
+    class Silent(Regression):  # Lightning 2.6.6 cannot log from a step that torch 2.13 compiled
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return self.layer(batch).square().mean()
+
+    class Augmented(Silent):
+        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            if len(batch) > 2:
+                refused.append(len(batch))
+                raise out_of_memory()
+            return batch
+
+    plain, _ = fit(Silent(), DataLoader(data(8), 4), adaptive(2))
+    module = Augmented()
+    fit(torch.compile(module, backend=backend), DataLoader(data(8), 4), adaptive())
+    assert refused == [4]
+    for one, other in zip(plain.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+
+
+def test_an_optimizer_that_asks_several_times() -> None:
+    class Wide(Regression):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.LBFGS(self.parameters(), 0.1, max_iter=4)
+
+    failing = Wide()
+    faults = install(failing, FaultPlan("backward", lambda n, step, micro: n > 2 and len(faults.entered) > 2))
+    first, trainer = fit(failing, DataLoader(data(8), 4), adaptive())
+    assert (faults.refused, trainer.global_step) == ([4], 2)
+    steps = sum(faults.entered)
+    assert steps > 2 * 8  # several closures for each step
+    second, _ = fit(Wide(), DataLoader(data(8), 4))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+# --- the Trainer's ways
+
+
+def test_boring_module() -> None:
+    model = BoringModel()
+    faults = install(model, FaultPlan("forward_middle", lambda n, step, micro: n > 4, stages=("train", "validate")))
+    trainer = L.Trainer(**(QUIET | {"max_epochs": 1}), callbacks=[AdaptiveBatchSize()])
+    data = BoringDataModule()
+    trainer.fit(model, DataLoader(data.random_full, 8), DataLoader(data.random_full, 8))
+    assert trainer.global_step == 32
+    assert faults.refused == [8, 8]
+    trainer.test(model, DataLoader(data.random_full, 8))
+    assert len(trainer.predict(model, DataLoader(data.random_full, 8))) == 32
+
+
+def test_demo_transformer() -> None:
+    class Language(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Transformer(vocab_size=20, ninp=8, nhead=2, nhid=8, nlayers=1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            inputs, target = batch
+            return nn.functional.nll_loss(self.model(inputs, target), target.view(-1))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    tokens = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(tokens, tokens.roll(1, 1)), 4)
+    failing = Language()
+    faults = install(failing, FaultPlan("backward", lambda n, step, micro: n > 2, inner="model.decoder"))
+    first, _ = fit(failing, loader, adaptive())
+    second, _ = fit(Language(), loader, adaptive(2))
+    assert faults.refused == [4]
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fast_dev_run": True},
+        {"fast_dev_run": 3},
+        {"limit_train_batches": 1},
+        {"limit_train_batches": 0.5},
+        {"num_sanity_val_steps": 2},
+        {"overfit_batches": 1},
+        {"barebones": True},
+        {"log_every_n_steps": 0},
+        {"val_check_interval": 1},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log\\(\\)` but")
+def test_options_of_the_trainer(options: dict[str, Any]) -> None:
+    stock = STOCK["classifier"]
+    module, device = stock.build(), SimulatedDevice(100, 20, 20)
+    install(module, device.plan())
+    kept = {"accelerator", "devices"} if options.keys() & {"barebones"} else QUIET.keys()
+    quiet = {key: value for key, value in QUIET.items() if key in kept}
+    L.Trainer(**quiet, **{"max_epochs": 1, **options}, callbacks=[AdaptiveBatchSize(grow_after=1)]).fit(
+        module, stock.loader(), stock.loader(8)
+    )
+    assert set(device.pieces) == {4}
+
+
+# --- state
+
+
+def test_the_state_is_plain_and_goes_on(tmp_path: Path) -> None:
+    module, callback = Regression(), adaptive()
+    install(module, FaultPlan("backward", lambda n, step, micro: n > 2))
+    _, trainer = fit(module, DataLoader(data(16), 8), callback, limit_train_batches=2)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    state = callback.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert (state["ooms"], state["skipped"]) == (2, 0)
+    search = state["searches"]["train: tensor 3 float64"]
+    assert (search["size"], search["fails"], search["fits"], search["clean"]) == (2, 4, 2, 2)
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)["callbacks"][callback.state_key]
+    assert saved == state
+
+    module, again = Regression(), adaptive()
+    faults = install(module, FaultPlan("backward", lambda n, step, micro: n > 2))
+    trainer = L.Trainer(**(FAST | {"max_epochs": 2}), callbacks=[again])
+    trainer.fit(module, DataLoader(data(16), 8), ckpt_path=tmp_path / "run.ckpt", weights_only=True)
+    assert faults.refused == []
+    assert faults.entered == [2] * 8
+    assert again.state_dict()["ooms"] == 2
+    assert again.summary() == {"batch/ooms": 2, "batch/skipped": 0, "batch/size": 2}
+
+
+def test_two_runs_with_one_callback() -> None:
+    callback, module = adaptive(), Regression()
+    faults = install(module, FaultPlan("forward_start", lambda n, step, micro: n > 2, stages=("train", "predict")))
+    fit(module, DataLoader(data(8), 8), callback)
+    L.Trainer(**FAST, callbacks=[callback]).predict(module, DataLoader(data(8), 8))
+    fit(module, DataLoader(data(8), 8), callback)
+    assert faults.refused == [8, 4, 8, 4]
+    assert callback.state_dict()["ooms"] == 4
+    assert set(callback.state_dict()["searches"]) == {"train: tensor 3 float64", "predict: tensor 3 float64"}
+
+
+def test_a_fresh_callback_has_nothing_to_say() -> None:
+    assert AdaptiveBatchSize().state_dict() == {}
+    assert AdaptiveBatchSize().summary() == {"batch/ooms": 0, "batch/skipped": 0}
+
+
+# --- what is told
+
+
+class Listener(L.Callback):
+    def __init__(self) -> None:
+        self.heard: list[tuple[Event, type[BaseException] | None]] = []
+        self.logged: list[dict[str, float]] = []
+
+    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+        self.heard.append((event, type(error) if error else None))
+
+
+def test_listeners_hear_of_errors_and_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    listener, module = Listener(), Regression()
+    install(module, FaultPlan("backward", lambda n, step, micro: n > 3 and step == 1))
+    with caplog.at_level(logging.WARNING, "lit_data"):
+        fit(module, DataLoader(data(20), 10), listener, adaptive())
+    text = str(out_of_memory())
+    assert listener.heard == [
+        (Event("oom", f"10 samples ran out of memory: {text}", {"size": 10, "index": 1}), torch.OutOfMemoryError),
+        (Event("batch_size", "5 samples go through the model at once", {"size": 5, "pieces": 2}), None),
+        (Event("oom", f"5 samples ran out of memory: {text}", {"size": 5, "index": 1}), torch.OutOfMemoryError),
+        (Event("batch_size", "3 samples go through the model at once", {"size": 3, "pieces": 4}), None),
+    ]
+    told = [record.message for record in caplog.records if record.name.startswith("lit_data")]
+    assert told == [
+        "batch 1: 10 samples at once ran out of memory; from here on 5",
+        "batch 1: 5 samples at once ran out of memory; from here on 3",
+    ]
+
+
+@pytest.mark.parametrize(("accumulate", "pages"), [(1, [2, 5]), (2, [5])])
+def test_metrics_are_logged_when_the_trainer_logs(accumulate: int, pages: list[int]) -> None:
+    seen: list[int] = []
+
+    class Note(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, index: int) -> None:
+            keys = [
+                key for key, found in (trainer._results or {}).items() if key.startswith("on_train_batch_end.batch/")
+            ]
+            found = {key.split(".")[1]: float(trainer._results.pop(key)._forward_cache) for key in keys}
+            if found:
+                seen.append(index)
+                assert found == {"batch/size": 2.0, "batch/pieces": 2.0, "batch/ooms": 0.0}
+
+    options = {"log_every_n_steps": 3, "accumulate_grad_batches": accumulate}
+    fit(Regression(), DataLoader(data(28), 4), adaptive(3), Note(), **options)
+    assert seen == pages
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "cut"}, "mode='cut' is unknown: choose one of split, resize"),
+        ({"after_step": "go"}, "after_step='go' is unknown: choose one of raise, skip"),
+        ({"initial_size": 0}, "initial_size=0 must be a whole number of 1 or more"),
+        ({"min_size": 0}, "min_size=0 must be"),
+        ({"max_size": 1.5}, "max_size=1.5 must be"),
+        ({"grow_after": 0}, "grow_after=0 must be"),
+        ({"min_size": 4, "max_size": 3}, "max_size=3 is below min_size=4"),
+        ({"target_memory": 0}, "target_memory=0 is a share: give a number above 0 and up to 1"),
+        ({"target_memory": 1.1}, "target_memory=1.1 is a share"),
+        ({"grow_below": 0.9}, "grow_below=0.9 must be below shrink_above=0.9"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        AdaptiveBatchSize(**options)
+
+
+def test_sizes_stay_within_their_bounds() -> None:
+    for options, sizes in [({"max_size": 3}, [3, 3, 2]), ({"initial_size": 2, "min_size": 4}, [4, 4])]:
+        module = Regression()
+        faults: Faults = install(module, FaultPlan("forward_start", lambda n, step, micro: False))
+        fit(module, DataLoader(data(8), 8), AdaptiveBatchSize(**options))
+        assert faults.entered == sizes

@@ -1,0 +1,329 @@
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix, MulticlassRecall
+
+from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.callbacks.events import Event
+from lit_data.errors import BatchMemoryError
+from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install
+from tests.stock_modules import QUIET, STOCK
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets"),  # of one piece
+    pytest.mark.filterwarnings("ignore:predict returned None"),
+]
+
+SAMPLES: Final = 19
+BATCH: Final = 8
+EVALUATIONS: Final = ("validate", "test")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_runs_are_fast() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # each error is followed by a collection
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+class Judge(L.LightningModule):
+    """Judges samples one by one, in whole numbers, so that sums do not depend on their order."""
+
+    def __init__(self, predict: Callable[[Any, Tensor], Any] | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.predict = predict
+        self.auroc = MulticlassAUROC(3)
+        self.scores = MetricCollection(
+            {"accuracy": MulticlassAccuracy(3), "recall": MulticlassRecall(3), "table": MulticlassConfusionMatrix(3)}
+        )
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.arange(-6, 6).view(3, 4))
+            self.layer.bias.copy_(torch.arange(3))
+        self.tables: list[Tensor] = []
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layer(images)
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.calls += 1
+        logits, labels = self(batch["image"]), batch["label"]
+        self.scores.update(logits, labels)
+        self.auroc(logits.softmax(1), labels)
+        self.log("error", (logits.argmax(1) != labels).double().mean())
+        self.log("weighted", logits.double().mean(), batch_size=len(labels))
+        self.log("largest", logits.max(), reduce_fx="max")
+        self.log("auroc", self.auroc)
+        return {"logits": logits, "mean": logits.double().mean()}
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        return self.judge(batch)
+
+    def test_step(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.judge(batch)
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
+        self.calls += 1
+        assert self.predict is not None
+        return self.predict(batch, self(batch["image"]))
+
+    def on_validation_epoch_end(self) -> None:
+        self.tables.append(self.scores.compute()["table"])
+        self.log_dict({key: value for key, value in self.scores.compute().items() if key != "table"})
+
+    on_test_epoch_end = on_validation_epoch_end
+
+
+class Outputs(L.Callback):
+    """Keeps what each step returned."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *rest: Any) -> None:
+        self.found.append(outputs)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+
+def make_loader(batch_size: int = BATCH) -> DataLoader[Any]:
+    images = torch.randint(-3, 4, (SAMPLES, 4), generator=torch.Generator().manual_seed(2)).float()
+    return DataLoader([{"image": image, "label": torch.tensor(n % 3)} for n, image in enumerate(images)], batch_size)
+
+
+def run(
+    stage: str, module: L.LightningModule, *callbacks: L.Callback, plan: FaultPlan | None = None, **options: Any
+) -> tuple[Any, L.Trainer, Faults]:
+    faults = install(module, plan or FaultPlan("forward_start", lambda n, step, micro: False))
+    trainer = L.Trainer(**QUIET, callbacks=list(callbacks))
+    return getattr(trainer, stage)(module, make_loader(), **options), trainer, faults
+
+
+def limit(size: int, stage: str, point: Point = "forward_middle") -> FaultPlan:
+    return FaultPlan(point, lambda n, step, micro: n > size, stages=(stage,), inner=inner(point))
+
+
+def inner(point: Point) -> str | None:
+    return "layer" if point == "forward_middle" else None
+
+
+def adaptive(size: int | None = None) -> AdaptiveBatchSize:
+    return AdaptiveBatchSize(initial_size=size, grow_after=None)
+
+
+@pytest.mark.parametrize("point", ["transfer", "augment", "forward_start", "forward_middle"])
+@pytest.mark.parametrize("stage", EVALUATIONS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_what_is_measured_is_what_the_whole_batch_would_show(stage: str, size: int, point: Point) -> None:
+    kept, whole = Outputs(), Outputs()
+    failing, plain = Judge(), Judge()
+    (pieces,), _, faults = run(stage, failing, kept, adaptive(), plan=limit(size, stage, point))
+    (expected,), _, _ = run(stage, plain, whole)
+    assert faults.refused
+    assert pieces.keys() == expected.keys() == {"error", "weighted", "largest", "auroc", "accuracy", "recall"}
+    for key in expected:
+        assert pieces[key] == pytest.approx(expected[key], rel=1e-12), key
+    assert torch.equal(failing.tables[0], plain.tables[0])
+    assert int(plain.tables[0].sum()) == SAMPLES
+    for one, other in zip(kept.found, whole.found, strict=True):
+        assert torch.equal(one["logits"], other["logits"])
+        torch.testing.assert_close(one["mean"], other["mean"], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("stage", EVALUATIONS)
+@pytest.mark.parametrize("point", ["transfer", "augment", "forward_start", "forward_middle"])
+def test_an_evaluation_that_failed_is_that_which_never_did(stage: str, point: Point) -> None:
+    module, twin = Judge(), Judge()
+    failed, _, faults = run(stage, module, adaptive(), plan=limit(2, stage, point))
+    whole, _, _ = run(stage, twin, adaptive(2))
+    assert faults.refused == [8, 4]
+    assert failed == whole
+    assert module.calls == twin.calls == 4 + 4 + 2
+
+
+def _as_tensor(batch: dict[str, Tensor], logits: Tensor) -> Tensor:
+    return logits
+
+
+def _as_dict(batch: dict[str, Tensor], logits: Tensor) -> dict[str, Any]:
+    return {"logits": logits, "names": [f"{value:.0f}" for value in batch["image"][:, 0]]}
+
+
+def _as_tuple(batch: dict[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
+    return logits, logits.argmax(1)
+
+
+def _as_names(batch: dict[str, Tensor], logits: Tensor) -> list[str]:
+    return [f"{row.tolist()}" for row in logits]
+
+
+def _as_nothing(batch: dict[str, Tensor], logits: Tensor) -> None:
+    return None
+
+
+@pytest.mark.parametrize("predict", [_as_tensor, _as_dict, _as_tuple, _as_names, _as_nothing])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_predictions_come_in_order(predict: Callable[..., Any], size: int) -> None:
+    found, _, faults = run("predict", Judge(predict), adaptive(), plan=limit(size, "predict"))
+    expected, _, _ = run("predict", Judge(predict))
+    assert faults.refused
+    assert len(found) == len(expected) == 3
+    assert_same(found, expected)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(found, Tensor):
+        assert torch.equal(found, expected)
+    elif isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        assert_same(list(found.values()), list(expected.values()))
+    elif isinstance(found, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+def test_predictions_need_not_be_returned() -> None:
+    kept = Outputs()
+    found, _, _ = run(
+        "predict", Judge(_as_tensor), kept, adaptive(), plan=limit(3, "predict"), return_predictions=False
+    )
+    expected, _, _ = run("predict", Judge(_as_tensor))
+    assert found is None
+    assert all(torch.equal(one, other) for one, other in zip(kept.found, expected, strict=True))
+
+
+class Writer(BasePredictionWriter):
+    def __init__(self, folder: Path) -> None:
+        super().__init__("batch_and_epoch")
+        self.folder = folder
+        self.all: Any = None
+
+    def write_on_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        prediction: Any,
+        batch_indices: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        assert len(prediction) == len(batch_indices) == len(batch["image"])
+        for index, row in zip(batch_indices, prediction, strict=True):
+            torch.save(row.clone(), self.folder / f"{index}.pt")
+
+    def write_on_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Any, batch_indices: Any
+    ) -> None:
+        self.all = batch_indices
+
+
+def test_a_writer_gets_the_right_indices(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    run("predict", Judge(_as_tensor), writer, adaptive(), plan=limit(3, "predict"))
+    expected = torch.cat(run("predict", Judge(_as_tensor))[0])
+    assert writer.all == [[list(range(8)), list(range(8, 16)), [16, 17, 18]]]
+    assert len(list(tmp_path.iterdir())) == SAMPLES
+    for index, row in enumerate(expected):
+        assert torch.equal(torch.load(tmp_path / f"{index}.pt"), row)
+
+
+def test_several_loaders() -> None:
+    class Twice(Judge):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+            logits = self(batch["image"])
+            self.log("error", (logits.argmax(1) != batch["label"]).double().mean(), batch_size=len(logits))
+
+        on_validation_epoch_end = L.LightningModule.on_validation_epoch_end
+
+    def measure(module: L.LightningModule, *callbacks: L.Callback) -> Any:
+        return L.Trainer(**QUIET, callbacks=list(callbacks)).validate(module, [make_loader(), make_loader(5)])
+
+    failing = Twice()
+    install(failing, limit(3, "validate"))
+    for one, other in zip(measure(failing, adaptive()), measure(Twice()), strict=True):
+        assert one == pytest.approx(other, rel=1e-12)
+        assert len(one) == 1
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_one_sample_that_does_not_fit(stage: str) -> None:
+    text = r"batch 0: one sample of image 4 float32, label 1 int64 does not fit into memory"
+    callback = adaptive()
+    with pytest.raises(BatchMemoryError, match=text):
+        run(stage, Judge(_as_tensor), callback, plan=limit(0, stage))
+    assert callback.state_dict()["ooms"] == 4
+
+
+@pytest.mark.parametrize("stage", ["validate", "predict"])
+def test_other_errors_pass_unchanged(stage: str) -> None:
+    error = ValueError("odd")
+    plan = FaultPlan("forward_start", lambda n, step, micro: True, error=lambda n: error, stages=(stage,))
+    with pytest.raises(ValueError, match="odd") as caught:
+        run(stage, Judge(_as_tensor), adaptive(), plan=plan)
+    assert caught.value is error
+
+
+def test_each_stage_has_a_size_of_its_own() -> None:
+    stock, callback = STOCK["classifier"], adaptive()
+    module = stock.build()
+    faults = install(module, FaultPlan("forward_start", lambda n, step, micro: n > 4, stages=("validate",)))
+    L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=[callback]).fit(module, stock.loader(), stock.loader(12))
+    assert faults.refused == [8]
+    assert faults.entered == [8, 4, 4, 4, 4, 4, 4]
+    sizes = {key.split(":")[0]: search["fails"] for key, search in callback.state_dict()["searches"].items()}
+    assert sizes == {"sanity_check": None, "train": None, "validate": 8}
+
+
+def test_validation_within_training_changes_nothing_in_it() -> None:
+    def train(*callbacks: L.Callback, size: int = 99) -> tuple[L.LightningModule, L.Trainer]:
+        torch.manual_seed(0)
+        stock = STOCK["classifier"]
+        module = stock.build()
+        install(module, FaultPlan("forward_middle", lambda n, step, micro: n > size, stages=("validate",)))
+        trainer = L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=list(callbacks), val_check_interval=1)
+        trainer.fit(module, stock.loader(), stock.loader(12))
+        return module, trainer
+
+    first, trainer = train(adaptive(), size=3)
+    second, twin = train()
+    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    for key in ("val/loss", "val/accuracy"):
+        torch.testing.assert_close(trainer.callback_metrics[key], twin.callback_metrics[key], rtol=1e-6, atol=0)
+    assert torch.equal(trainer.callback_metrics["train/loss_epoch"], twin.callback_metrics["train/loss_epoch"])
+
+
+def test_sizes_grow_in_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, module, heard = SimulatedDevice(100, 20, 10), Judge(), []
+    monkeypatch.setattr("lit_data.callbacks.adaptive_batch_size.open_gauge", lambda found: device)
+    install(module, device.plan())
+
+    class Listener(L.Callback):
+        def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+            heard.append((event.name, event.values["size"]))
+
+    callback = AdaptiveBatchSize(initial_size=2, grow_after=1, target_memory=1.0)
+    L.Trainer(**QUIET, callbacks=[callback, Listener()]).validate(module, make_loader())
+    assert device.pieces == [2, 2, 2, 2, 4, 4, 3]
+    assert heard == [("batch_size", 4), ("batch_size", 8)]

@@ -1,0 +1,237 @@
+"""Modules that others wrote run under all five callbacks at once, and nothing stays behind."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel, DemoModel, ManualOptimBoringModel, RandomDataset
+from lightning.pytorch.demos.transformer import LightningTransformer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.callbacks.amp import AMP
+from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
+from lit_data.callbacks.empty_cache import EmptyCache
+from lit_data.callbacks.memory_monitor import MemoryMonitor
+from lit_data.callbacks.wrapping import _Wrapped
+from tests.limited_memory import STAGES, FaultPlan, install
+from tests.stock_modules import QUIET, STOCK
+
+SAMPLES, BATCH, FITS = 32, 8, 4
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """Threads cost small models more than they give, and each replay collects garbage."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+class Ran(NamedTuple):
+    """What a module did, and what its run left."""
+
+    module: L.LightningModule
+    trainer: L.Trainer
+    predictions: list[Any]
+
+
+def _build(name: str) -> tuple[L.LightningModule, DataLoader[Any]]:
+    """A module as its author wrote it, and data for it."""
+    if name in STOCK:
+        return STOCK[name].build(), STOCK[name].loader(SAMPLES, BATCH)
+    torch.manual_seed(0)
+    if name == "transformer":
+        module = LightningTransformer(vocab_size=20)
+        module.prepare_data = lambda: None  # which would download a text
+        words = torch.randint(0, 20, (SAMPLES, 7), generator=torch.Generator().manual_seed(0))
+        return module, DataLoader(TensorDataset(words[:, :6], words[:, 1:]), BATCH)
+    module = {"boring": BoringModel, "manual": ManualOptimBoringModel, "demo": DemoModel}[name]()
+    return module, DataLoader(RandomDataset(32, SAMPLES), BATCH)
+
+
+MODULES = [*STOCK, "boring", "manual", "demo", "transformer"]
+
+
+def _make_callbacks(path: Path, precision: Any, **options: Any) -> list[L.Callback]:
+    return [
+        AdaptiveBatchSize(grow_after=None, **options),
+        AMP(precision),
+        MemoryMonitor(every_n_steps=1, path=path, plot=False),
+        EmptyCache(every_n_steps=2, unused_fraction=0.5),
+        DataWaitMonitor(path=path, plot=False),
+    ]
+
+
+def _run(module: L.LightningModule, loader: DataLoader[Any], path: Path, *callbacks: L.Callback) -> Ran:
+    """Fit with validation, then test and predict, as far as the module has steps for it."""
+    settings = {**QUIET, "logger": CSVLogger(path), "max_epochs": 2, "log_every_n_steps": 1}
+    trainer = L.Trainer(**settings, default_root_dir=path, callbacks=list(callbacks))
+    torch.manual_seed(1)
+    trainer.fit(module, loader, loader if is_overridden("validation_step", module) else None)
+    if is_overridden("test_step", module):
+        trainer.test(module, loader, verbose=False)
+    can_predict = is_overridden("predict_step", module) or not isinstance(module, LightningTransformer)
+    predictions = trainer.predict(module, loader) if can_predict else []
+    return Ran(module, trainer, predictions or [])
+
+
+def _assert_same(one: L.LightningModule, two: L.LightningModule, tolerance: float = 0.0) -> None:
+    first, second = one.state_dict(), two.state_dict()
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=0, atol=tolerance)
+
+
+def _assert_predicted(one: Any, two: Any, tolerance: float) -> None:
+    if isinstance(one, Tensor):
+        torch.testing.assert_close(one, two, rtol=0, atol=tolerance)
+    elif isinstance(one, dict):
+        for key in one:
+            _assert_predicted(one[key], two[key], tolerance)
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(two)
+        for a, b in zip(one, two, strict=True):
+            _assert_predicted(a, b, tolerance)
+    else:
+        assert one == two
+
+
+def _assert_nothing_left(ran: Ran, before: dict[str, Any]) -> None:
+    trainer, module = ran.trainer, ran.module
+    loops = [trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop]
+    loops += [trainer.fit_loop.epoch_loop.automatic_optimization, trainer.fit_loop.epoch_loop.manual_optimization]
+    loops += [trainer.validate_loop, trainer.test_loop, trainer.predict_loop, trainer._data_connector]
+    owners = [trainer, trainer.strategy, trainer.profiler, *loops, *module.modules(), *trainer.optimizers]
+    for owner in owners:
+        assert not [name for name, value in vars(owner).items() if isinstance(value, _Wrapped)], owner
+    assert type(trainer.strategy.precision_plugin) is Precision
+    for optimizer in trainer.optimizers:
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+    assert _describe(module) == before
+
+
+def _describe(module: L.LightningModule) -> dict[str, Any]:
+    """What a module consists of: attributes, hooks and flags."""
+    return {
+        name: (
+            sorted(key for key in vars(part) if not key.startswith("_")),
+            [len(found) for key, found in vars(part).items() if key.endswith("_hooks")],
+            [parameter.requires_grad for parameter in part.parameters()],
+        )
+        for name, part in module.named_modules()
+    }
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "in reverse"])
+@pytest.mark.parametrize("name", MODULES)
+def test_with_nothing_to_do_they_change_nothing(name: str, order: int, tmp_path: Path) -> None:
+    module, loader = _build(name)
+    before = _describe(module)
+    ran = _run(module, loader, tmp_path / "with", *_make_callbacks(tmp_path / "with", "fp32")[::order])
+    plain = _run(*_build(name), tmp_path / "without")
+    _assert_same(ran.module, plain.module)
+    _assert_predicted(ran.predictions, plain.predictions, 0.0)
+    assert ran.trainer.global_step == plain.trainer.global_step > 0
+    _assert_nothing_left(ran, before)
+
+
+@pytest.mark.parametrize("point", ["transfer", "forward_middle", "backward"])
+@pytest.mark.parametrize("name", MODULES)
+def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
+    name: str, point: Any, tmp_path: Path
+) -> None:
+    module, loader = _build(name)
+    stages = ("train",) if point == "backward" else STAGES
+    inner = "model.decoder" if name == "transformer" else None
+    faults = install(module, FaultPlan(point, lambda n, step, micro: n > FITS, stages=stages, inner=inner))
+    before = _describe(module)
+    callbacks = _make_callbacks(tmp_path / "with", "fp32")
+    ran = _run(module, loader, tmp_path / "with", *callbacks)
+    twin = _run(*_build(name), tmp_path / "twin", AdaptiveBatchSize(initial_size=FITS, grow_after=None))
+    assert set(faults.refused) == {BATCH}
+    _assert_same(ran.module, twin.module)
+    _assert_predicted(ran.predictions, twin.predictions, 1e-6)
+    assert ran.trainer.global_step == twin.trainer.global_step
+    assert callbacks[0].summary()["batch/ooms"] == len(faults.refused)  # type: ignore[attr-defined]
+    _assert_nothing_left(ran, before)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["fits", "does not fit"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", MODULES)
+def test_they_work_in_mixed_precision(name: str, precision: str, fails: bool, tmp_path: Path) -> None:
+    module, loader = _build(name)
+    if fails:
+        install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
+    before = _describe(module)
+    start = {key: value.clone() for key, value in module.state_dict().items()}
+    ran = _run(module, loader, tmp_path, *_make_callbacks(tmp_path, precision))
+    weights = ran.module.state_dict()
+    assert all(value.isfinite().all() for value in weights.values())
+    assert any(not torch.equal(value, start[key]) for key, value in weights.items())
+    assert {value.dtype for value in weights.values() if value.is_floating_point()} == {torch.float32}
+    _assert_nothing_left(ran, before)
+
+
+def test_an_error_of_the_module_passes_through_and_nothing_is_left(tmp_path: Path) -> None:
+    module, loader = _build("classifier")
+    install(module, FaultPlan("backward", lambda n, step, micro: step == 2, error=lambda n: ValueError("my own")))
+    before = _describe(module)
+    callbacks = _make_callbacks(tmp_path, "bf16")
+    trainer = L.Trainer(**QUIET, max_epochs=1, log_every_n_steps=1, callbacks=callbacks)
+    with pytest.raises(ValueError, match=r"^my own$"):
+        trainer.fit(module, loader, loader)
+    _assert_nothing_left(Ran(module, trainer, []), before)
+
+
+def test_each_tells_what_it_did(tmp_path: Path) -> None:
+    module, loader = _build("classifier")
+    install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
+    callbacks = _make_callbacks(tmp_path, "fp16")
+    _run(module, loader, tmp_path, *callbacks)
+    logged = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()[0].split(",")
+    for prefix in ("batch/size", "amp/scale", "memory/", "cache/", "data/", "time/"):
+        assert [key for key in logged if key.startswith(prefix)], (prefix, logged)
+    summaries = [callback.summary() for callback in callbacks]  # type: ignore[attr-defined]
+    assert all(summaries)
+    keys = [key for summary in summaries for key in summary]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
+def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> None:
+    def fit(epochs: int, name: str, path: Path | None = None) -> tuple[L.LightningModule, AdaptiveBatchSize]:
+        module, loader = _build("classifier")
+        install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
+        callbacks = _make_callbacks(tmp_path, "fp32")
+        saved = ModelCheckpoint(tmp_path, filename=name)
+        settings = {**QUIET, "enable_checkpointing": True, "max_epochs": epochs, "log_every_n_steps": 1}
+        trainer = L.Trainer(**settings, callbacks=[*callbacks, saved])
+        torch.manual_seed(epochs)
+        trainer.fit(module, loader, ckpt_path=path, weights_only=True)
+        assert isinstance(callbacks[0], AdaptiveBatchSize)
+        return module, callbacks[0]
+
+    _, first = fit(1, "one")
+    _, again = fit(2, "two", tmp_path / "one.ckpt")
+    assert first.summary() == again.summary() == {"batch/ooms": 1, "batch/skipped": 0, "batch/size": FITS}

@@ -1,0 +1,568 @@
+"""`mode: resize` with the real loader in a real Trainer: the batch size moves, and every sample is trained once."""
+
+import gc
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
+from torch.utils.data import DataLoader
+
+from lit_data.augment import StripeAugment
+from lit_data.callbacks.adaptive.replay import Replay, SizeLimits
+from lit_data.callbacks.adaptive.resize import ResizeRules, Resizing
+from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.datamodules import StripeDataModule
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.synthesis import DefectSpec
+from lit_data.types import Batch, FieldSpec, Stage
+from tests.limited_memory import SimulatedDevice, install
+from tests.stock_modules import QUIET
+from tests.tally import Meanwhile, Rows, Tally, stop_clock
+
+pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+
+EAGER: dict[str, Any] = {
+    "mode": "resize",
+    "grow_after": 1,
+    "min_success": 0.01,
+    "grow_below": 0.999,
+    "shrink_above": 1.0,
+}
+"""Decides after every step, and uses all memory."""
+
+
+class Numbers:
+    """Sample i holds i."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.fields = {"index": FieldSpec((), "int64")}
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        rows["index"][:] = indices
+
+
+class Data(BaseDataModule):
+    batch_keys = ("index",)
+
+    def __init__(self, samples: int, batch_size: int) -> None:
+        super().__init__(loader=_options(batch_size))
+        self.samples = samples
+
+    def build_dataset(self, stage: Stage) -> Numbers:
+        return Numbers(self.samples)
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        return batch
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        return batch
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collect_little() -> Iterator[None]:
+    """A full collection after each error would look through all of torch."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    return stop_clock(monkeypatch)
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimulatedDevice], SimulatedDevice]:
+    """Let the callback read a device's memory."""
+
+    def on_device(device: SimulatedDevice) -> SimulatedDevice:
+        monkeypatch.setattr("lit_data.callbacks.adaptive_batch_size.open_gauge", lambda _: device)
+        return device
+
+    return on_device
+
+
+OnDevice = Callable[[SimulatedDevice], SimulatedDevice]
+
+
+def _options(batch_size: int, **options: Any) -> LoaderOptions:
+    chosen: dict[str, Any] = {"worker_kind": "inline", "resizable": True, "seed": 3} | options
+    return LoaderOptions(batch_size=batch_size, **chosen)
+
+
+def _loader(samples: int, batch_size: int, **options: Any) -> MicroBatchLoader:
+    return MicroBatchLoader(Numbers(samples), _options(batch_size, **options), shuffle=True)
+
+
+def _device(fits: int, **options: Any) -> SimulatedDevice:
+    """So many samples fit, and none that is there already."""
+    return SimulatedDevice(fits * 100, fixed_bytes=0, sample_bytes=100, **({"retry_fraction": 2} | options))
+
+
+def _trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
+    given: dict[str, Any] = {"logger": Rows(), "log_every_n_steps": 1, "max_epochs": 1} | options
+    return L.Trainer(**QUIET | given, callbacks=list(callbacks))
+
+
+def _run(
+    device: SimulatedDevice, adaptive: AdaptiveBatchSize, loader: Any, seen: Meanwhile | None = None, **options: Any
+) -> tuple[Tally, Meanwhile, Rows]:
+    module, seen = Tally(len(loader.dataset)), seen or Meanwhile()
+    install(module, device.plan())
+    trainer = _trainer(adaptive, seen, **options)
+    trainer.fit(module, loader)
+    assert trainer.global_step == len(seen.batches)
+    loader.close()
+    return module, seen, trainer.logger
+
+
+def _check_learned_once(module: Tally, batches: list[list[int]]) -> None:
+    """In one epoch: by the indices, by the order, and by the gradients."""
+    order = [index for batch in batches for index in batch]
+    assert sorted(order) == list(range(len(module.learned)))
+    learned = module.learned.detach()
+    for batch in batches:
+        assert torch.allclose(learned[batch] * len(batch), torch.ones(len(batch), dtype=torch.float64))
+
+
+def _sizes(seen: Meanwhile) -> list[int]:
+    return [len(batch) for batch in seen.batches]
+
+
+KINDS = [
+    {"worker_kind": "inline"},
+    {"worker_kind": "thread", "num_workers": 2},
+    {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["worker_kind"])
+def test_the_batch_grows_within_an_epoch_and_no_sample_is_lost(kind: dict[str, Any], on_device: OnDevice) -> None:
+    loader = _loader(1000, 8, **kind)
+    module, seen, rows = _run(on_device(_device(100)), AdaptiveBatchSize(**EAGER), loader)
+    # One batch is fetched ahead, and the first only tells how large batches are.
+    assert _sizes(seen)[:11] == [8, 8, 8, 16, 16, 32, 32, 64, 64, 100, 100]
+    assert set(_sizes(seen)[11:-1]) == {100}
+    assert rows.sizes() == _sizes(seen)
+    _check_learned_once(module, seen.batches)
+    fixed = [index for batch in _loader(1000, 8) for index in batch["index"].tolist()]
+    assert [index for batch in seen.batches for index in batch] == fixed
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(("samples", "batch_size", "fits"), [(64, 8, 4), (64, 8, 16), (128, 16, 100), (61, 8, 5)])
+def test_all_samples_are_used_and_validation_runs(
+    samples: int, batch_size: int, fits: int, accumulate: int, on_device: OnDevice
+) -> None:
+    """F27: a loader with a length would leave out samples, or validation."""
+    loader, device = _loader(samples, batch_size), on_device(_device(fits))
+    module, seen = Tally(samples), Meanwhile()
+    install(module, device.plan())
+    trainer = _trainer(
+        AdaptiveBatchSize(**EAGER), seen, max_epochs=3, accumulate_grad_batches=accumulate, num_sanity_val_steps=0
+    )
+    trainer.fit(module, loader, DataLoader([{"index": torch.arange(3)}], batch_size=None))
+    order = [index for batch in seen.batches for index in batch]
+    for epoch in range(3):
+        assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+    assert seen.validated == 3
+    assert _sizes(seen)[3] != batch_size
+
+
+@pytest.mark.parametrize("fits", [255, 200, 129, 100, 50, 7, 1])
+def test_from_256_it_settles_within_15_steps_at_nine_tenths_of_what_fits(fits: int, on_device: OnDevice) -> None:
+    loader = _loader(256 * 20, 256)
+    _, seen, rows = _run(on_device(_device(fits)), AdaptiveBatchSize(**EAGER), loader, limit_train_batches=20)
+    assert set(_sizes(seen)[14:]) == {rows.sizes()[14]}
+    assert 0.9 * fits <= rows.sizes()[14] <= fits
+    assert rows.pieces()[14:] == [1] * 6
+
+
+def test_without_a_measured_peak_it_settles_as_well(on_device: OnDevice) -> None:
+    """On a CPU the peak is that of the process, and tells nothing about a size."""
+    device = _device(77)
+
+    class Blind(SimulatedDevice):
+        def read(self) -> Any:
+            return type(device.read())(0, 0, 0, self.limit_bytes)
+
+    blind = on_device(Blind(7700, 0, 100, retry_fraction=2))
+    _, seen, rows = _run(blind, AdaptiveBatchSize(**EAGER), _loader(256 * 20, 256), limit_train_batches=20)
+    assert 0.9 * 77 <= rows.sizes()[14] <= 77
+    assert set(_sizes(seen)[14:]) == {rows.sizes()[14]}
+
+
+def test_it_follows_when_memory_goes_and_comes(on_device: OnDevice) -> None:
+    device = on_device(_device(100))
+    limits = {20: 50, 40: 10, 60: 90, 80: 400}
+    events = {step: lambda fits=fits: setattr(device, "limit_bytes", fits * 100) for step, fits in limits.items()}
+    seen = Meanwhile(events)
+    _, seen, rows = _run(device, AdaptiveBatchSize(**EAGER), _loader(30000, 100), seen, limit_train_batches=100)
+    for step, fits in {19: 100, 39: 50, 59: 10, 79: 90, 99: 400}.items():
+        assert 0.9 * fits <= rows.sizes()[step] == _sizes(seen)[step] <= fits
+
+
+def test_by_default_memory_decides_between_its_two_shares(on_device: OnDevice) -> None:
+    """Up below 0.7 of the memory, to 0.9 of it; down above 0.9."""
+
+    def settle(fits: int) -> int:
+        adaptive = AdaptiveBatchSize("resize", grow_after=2)
+        seen = _run(on_device(_device(fits)), adaptive, _loader(3000, 64), limit_train_batches=12)[1]
+        return _sizes(seen)[-1]
+
+    assert settle(64 * 2) == 115
+    assert settle(92) == 82  # 64 is 0.696 of it
+    assert settle(90) == 64  # 0.711
+    assert settle(72) == 64  # 0.889
+    assert settle(70) == 63  # 0.914
+
+
+def test_a_failure_is_no_sign_of_scarce_memory_for_the_size_that_fits(on_device: OnDevice) -> None:
+    adaptive = AdaptiveBatchSize("resize", grow_after=1, min_success=0.3)
+    _, seen, rows = _run(on_device(_device(100)), adaptive, _loader(256 * 6, 256), limit_train_batches=6)
+    assert rows.sizes() == [64, 64, 90, 90, 90, 90]  # one failed of two: no growth after the first
+    assert _sizes(seen) == [256, *rows.sizes()[1:]]
+
+
+def test_steps_in_which_the_allocator_retries_make_batches_smaller(on_device: OnDevice) -> None:
+    adaptive = AdaptiveBatchSize("resize", grow_after=50)
+    device = on_device(_device(65, retry_fraction=0.98))
+    assert _sizes(_run(device, adaptive, _loader(640, 64), limit_train_batches=8)[1]) == [64, 64] + [32] * 6
+
+
+def test_it_grows_only_while_batches_go_through_at_once(on_device: OnDevice) -> None:
+    def run(min_success: float) -> list[int]:
+        device = on_device(_device(300))
+        seen = Meanwhile(
+            {3: lambda: setattr(device, "limit_bytes", 6000), 4: lambda: setattr(device, "limit_bytes", 10**6)}
+        )
+        adaptive = AdaptiveBatchSize("resize", grow_after=5, min_success=min_success, max_size=64)
+        return _sizes(_run(device, adaptive, _loader(3000, 64), seen, limit_train_batches=40)[1])
+
+    assert run(0.7) == [64] * 4 + [32] * 4 + [64] * 32  # the step that failed went through in halves, and counts
+    # Every fifth step decides, and the failure is one of the last 20 until step 23.
+    assert run(0.95) == [64] * 4 + [32] * 24 + [64] * 12
+
+
+@pytest.mark.parametrize(
+    ("first", "limits", "expected"),
+    [
+        (16, {"max_size": 40}, [16, 16, 32, 40, 40, 40]),
+        (64, {"max_size": 40}, [40] * 6),
+        (4, {"min_size": 10, "max_size": 10}, [10] * 6),
+        (16, {"initial_size": 8, "max_size": 16}, [16, 8, 16, 16, 16, 16]),
+    ],
+    ids=str,
+)
+def test_the_size_stays_between_its_limits(
+    first: int, limits: dict[str, int], expected: list[int], on_device: OnDevice
+) -> None:
+    adaptive = AdaptiveBatchSize(**EAGER | limits)
+    seen = _run(on_device(_device(1000)), adaptive, _loader(3000, first), limit_train_batches=6)[1]
+    assert _sizes(seen) == expected
+
+
+def test_scarce_memory_never_leads_below_the_smallest_size(on_device: OnDevice) -> None:
+    device = on_device(SimulatedDevice(1000, fixed_bytes=930, sample_bytes=5, retry_fraction=2))
+    seen = Meanwhile({8: lambda: setattr(device, "fixed_bytes", 200)})
+    adaptive = AdaptiveBatchSize("resize", grow_after=1, min_size=3)
+    module, seen, rows = _run(device, adaptive, _loader(1000, 12), seen)
+    assert _sizes(seen)[:10] == [12, 12, 6, 3, 3, 3, 3, 3, 3, 3]
+    assert max(_sizes(seen)) == 140  # and it goes on growing when there is memory again
+    assert {row["batch/ooms"] for row in rows.rows} == {0}
+    _check_learned_once(module, seen.batches)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_a_thousand_steps_under_random_pressure(
+    seed: int, on_device: OnDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    device = on_device(_device(40, pressure_bytes=3500, seed=seed, retry_fraction=0.98))
+    adaptive = AdaptiveBatchSize("resize", grow_after=3, min_success=0.3)
+    module, seen, rows = _run(device, adaptive, _loader(20000, 32), max_steps=1000, max_epochs=-1)
+    assert rows.rows[-1]["batch/ooms"] > 50
+    assert len(set(_sizes(seen))) > 5
+    order = [index for batch in seen.batches for index in batch]
+    assert len(seen.batches) == 1000
+    learned = torch.zeros(20000, dtype=torch.float64)
+    for batch in seen.batches:
+        learned[batch] += 1 / len(batch)
+    assert torch.allclose(module.learned.detach(), learned, rtol=0, atol=1e-9)
+    for first in range(0, len(order) - 20000 + 1, 20000):
+        assert sorted(order[first : first + 20000]) == list(range(20000))
+
+
+def test_a_larger_batch_that_is_slower_is_taken_back(on_device: OnDevice, clock: SimpleNamespace) -> None:
+    device, loader = on_device(_device(1000)), _loader(5000, 16)
+    module, seen = Tally(5000), Meanwhile()
+    step = module.training_step
+
+    def training_step(batch: Batch, batch_idx: int) -> Any:
+        size = len(batch["index"])
+        clock.now_s += 1 + size / 10 if size <= 48 else size
+        return step(batch, batch_idx)
+
+    module.training_step = training_step
+    install(module, device.plan())
+    _trainer(AdaptiveBatchSize(**EAGER), seen, limit_train_batches=40).fit(module, loader)
+    assert _sizes(seen)[:6] == [16, 16, 32, 64, 32, 48]
+    assert 0.9 * 48 <= _sizes(seen)[-1] <= 48
+    assert set(_sizes(seen)[-15:]) == {_sizes(seen)[-1]}
+
+
+SCHEDULES: dict[str, Callable[[SGD], Any]] = {
+    "step": lambda optimizer: StepLR(optimizer, 3, 0.5),
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 12),
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.8, total_steps=60, cycle_momentum=False),
+}
+FACTORS: dict[str, Callable[[float], float]] = {"none": lambda r: 1.0, "linear": lambda r: r, "sqrt": math.sqrt}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("policy", FACTORS)
+def test_the_rate_follows_the_batch_and_no_schedule_sees_it(policy: str, schedule: str, on_device: OnDevice) -> None:
+    device, loader = on_device(_device(100)), _loader(1000, 8)
+
+    def configure(parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
+        optimizer = SGD(parameters, lr=0.4)
+        scheduler = {"scheduler": SCHEDULES[schedule](optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    class Shown(Meanwhile):
+        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    module, seen, rates = Tally(1000, configure), Shown(), []
+    install(module, device.plan())
+    adaptive = AdaptiveBatchSize(**EAGER, learning_rate=policy)
+    _trainer(adaptive, seen).fit(module, loader)
+
+    alone = configure(list(Tally(1).parameters()))
+    expected = []
+    for _ in seen.batches:
+        expected.append(alone["optimizer"].param_groups[0]["lr"])
+        alone["optimizer"].step()
+        alone["lr_scheduler"]["scheduler"].step()
+    assert rates == expected
+    assert module.optimizers().param_groups[0]["lr"] == alone["optimizer"].param_groups[0]["lr"]
+    learned = module.learned.detach()
+    assert _sizes(seen)[:10] == [8, 8, 8, 16, 16, 32, 32, 64, 64, 100]
+    assert _sizes(seen)[-1] not in _sizes(seen)[:-1]  # the short last batch has the rate of a full one
+    for batch, rate in zip(seen.batches, expected, strict=True):
+        size = 100 if batch is seen.batches[-1] else len(batch)
+        used = learned[batch] * len(batch)
+        assert torch.allclose(used, torch.full_like(used, rate * FACTORS[policy](size / 8)), rtol=1e-12)
+
+
+def test_the_rate_is_restored_when_a_run_breaks_off_in_its_optimizer_step(on_device: OnDevice) -> None:
+    device, module, used = on_device(_device(100)), Tally(1000), []
+
+    def break_off() -> None:
+        def training_step(*_: Any) -> None:
+            used.append(module.optimizers().param_groups[0]["lr"])
+            raise ValueError("broken")
+
+        module.training_step = training_step
+
+    seen = Meanwhile({4: break_off})
+    trainer = _trainer(AdaptiveBatchSize(**EAGER, learning_rate="linear"), seen)
+    with pytest.raises(ValueError, match="broken"):
+        trainer.fit(module, _loader(1000, 8))
+    assert device is not None
+    assert used == [2.0]  # the closure runs inside of the step
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 1.0
+    assert not trainer.optimizers[0]._optimizer_step_pre_hooks
+    assert not trainer.optimizers[0]._optimizer_step_post_hooks
+
+
+def test_several_optimizers_are_scaled_alike(on_device: OnDevice) -> None:
+    class Two(Tally):
+        def __init__(self) -> None:
+            super().__init__(500)
+            self.automatic_optimization = False
+            self.other = torch.nn.Parameter(torch.zeros(500, dtype=torch.float64))
+
+        def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+            for optimizer, counts in zip(self.optimizers(), (self.learned, self.other), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(-counts[batch["index"]].mean())
+                optimizer.step()
+
+        def configure_optimizers(self) -> list[SGD]:
+            return [SGD([self.learned], lr=1.0), SGD([self.other], lr=3.0)]
+
+    module, seen = Two(), Meanwhile()
+    on_device(_device(100))
+    adaptive = AdaptiveBatchSize(**EAGER, max_size=32, learning_rate="linear")
+    _trainer(adaptive, seen).fit(module, _loader(500, 8))
+    assert _sizes(seen)[:6] == [8, 8, 8, 16, 16, 32]
+    for batch in seen.batches[:-1]:
+        for rate, counts in ((1.0, module.learned), (3.0, module.other)):
+            used = counts.detach()[batch] * len(batch)
+            assert torch.allclose(used, torch.full_like(used, rate * len(batch) / 8))
+
+
+class Stop(Exception):
+    """The power goes off."""
+
+
+class Save(L.Callback):
+    """Saves after some steps, and stops."""
+
+    def __init__(self, steps: int, path: Path) -> None:
+        self.steps, self.path = steps, path
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.steps:
+            trainer.save_checkpoint(self.path)
+            raise Stop
+
+
+@pytest.mark.parametrize("steps", [3, 4, 6, 9])
+def test_a_run_goes_on_with_its_size(steps: int, on_device: OnDevice, tmp_path: Path) -> None:
+    path, device = tmp_path / "some.ckpt", on_device(_device(60))
+
+    def start() -> tuple[Tally, Meanwhile, AdaptiveBatchSize]:
+        module = Tally(400)
+        install(module, device.plan())
+        return module, Meanwhile(), AdaptiveBatchSize(**EAGER, learning_rate="linear")
+
+    module, before, adaptive = start()
+    with pytest.raises(Stop):
+        _trainer(adaptive, before, Save(steps, path)).fit(module, datamodule=Data(400, 8))
+    size = adaptive.state_dict()["batch_size"]
+    assert len(before.batches) == steps
+    assert size > 8
+    module, after, adaptive = start()
+    _trainer(adaptive, after).fit(module, datamodule=Data(400, 8), ckpt_path=path)
+    assert _sizes(after)[:2] == [8, size]  # Lightning fetches the first before anybody can set a size
+    assert max(_sizes(after)) == 60
+    batches = before.batches + after.batches
+    assert sorted(index for batch in batches for index in batch) == list(range(400))
+    learned = module.learned.detach()
+    for batch in batches[:-1]:  # the rate belongs to batches of 8 still
+        assert torch.allclose(learned[batch] * len(batch), torch.full((len(batch),), len(batch) / 8).double())
+
+
+class Painted(Tally):
+    """Notes what each sample looks like."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.looks: dict[int, bytes] = {}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        for row, index in enumerate(batch["index"].tolist()):
+            self.looks[index] = batch["image"][row].numpy().tobytes() + batch["mask"][row].numpy().tobytes()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("mode", ["split", "resize"])
+def test_no_size_changes_what_samples_of_stripes_look_like(mode: Any, on_device: OnDevice, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    pixels = np.random.default_rng(0).integers(60, 180, (8, 96, 96, 3), np.uint8)
+    for number, image in enumerate(pixels):
+        cv2.imwrite(str(tmp_path / "images" / f"{number}.png"), image)
+
+    def train(*callbacks: L.Callback, fits: int = 1000) -> dict[int, bytes]:
+        data = StripeDataModule(
+            str(tmp_path / "images"),
+            cache_dir=str(tmp_path / "cache"),
+            patch_px=32,
+            stride_px=16,
+            synthesis=DefectSpec(probability=1.0),
+            augment=StripeAugment(),
+            loader=_options(16),
+        )
+        data.prepare_data()
+        data.setup("fit")
+        module, seen = Painted(1000), Meanwhile()  # samples are numbered over all splits
+        install(module, on_device(_device(fits)).plan())
+        _trainer(seen, *callbacks, limit_val_batches=0).fit(module, datamodule=data)
+        order = [index for batch in seen.batches for index in batch]
+        assert len(order) == len(set(order)) == len(data.dataset("train"))
+        assert module.learned.count_nonzero() == len(order)
+        for batch in seen.batches:
+            assert torch.allclose(module.learned.detach()[batch] * len(batch), torch.ones(len(batch)).double())
+        return module.looks
+
+    options = EAGER | {"mode": mode, "target_memory": 1.0}
+    looks = train(AdaptiveBatchSize(**options), fits=11)
+    assert len(looks) > 100
+    assert looks == train()
+
+
+def test_all_callbacks_are_told_of_a_new_size(on_device: OnDevice) -> None:
+    seen = _run(on_device(_device(40)), AdaptiveBatchSize(**EAGER), _loader(500, 16))[1]
+    told = [(event.text, dict(event.values)) for event in seen.told if event.name == "batch_size"]
+    assert told == [
+        ("the loader's batches have 32 samples instead of 16", {"size": 32, "pieces": 1}),
+        ("the loader's batches have 40 samples instead of 32", {"size": 40, "pieces": 1}),
+    ]
+
+
+def test_rate_and_success_are_logged(on_device: OnDevice) -> None:
+    adaptive = AdaptiveBatchSize(**EAGER, learning_rate="linear")
+    rows = _run(on_device(_device(40)), adaptive, _loader(500, 64), limit_train_batches=10)[2].rows
+    assert [rows[step]["batch/success_rate"] for step in (0, 1, 3)] == [0, 1 / 2, 3 / 4]
+    assert (rows[-1]["batch/size"], rows[-1]["batch/lr_factor"]) == (40, 40 / 64)
+
+
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [
+        (lambda: DataLoader([{"index": torch.arange(3)}], batch_size=None), "DataLoader"),
+        (lambda: _loader(64, 8, resizable=False), "MicroBatchLoader"),
+        (lambda: [_loader(64, 8)], "list"),
+    ],
+)
+def test_a_loader_that_cannot_change_is_refused(loader: Callable[[], Any], name: str) -> None:
+    message = (
+        rf"AdaptiveBatchSize\(mode='resize'\) needs a loader whose batch_size can change within an epoch, and this one "
+        rf"is a {name}: set data.loader.resizable=true with a lit_data loader, or use mode='split'"
+    )
+    with pytest.raises(ConfigError, match=message):
+        _trainer(AdaptiveBatchSize("resize")).fit(Tally(64), loader())
+
+
+def test_several_ranks_are_refused() -> None:
+    trainer: Any = SimpleNamespace(world_size=2, optimizers=[])
+    replay = Replay(trainer, Tally(1), SizeLimits(), _device(1))
+    with pytest.raises(ConfigError, match=r"works on one device and this run has 2 ranks.*use mode='split'"):
+        Resizing(_loader(64, 8), ResizeRules(), replay)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": "cube"}, r"learning_rate='cube' is unknown: choose one of none, linear, sqrt"),
+        ({"grow_below": 0}, r"grow_below=0 is a share: give a number above 0 and up to 1"),
+        ({"shrink_above": 1.1}, r"shrink_above=1.1 is a share"),
+        ({"min_success": -1}, r"min_success=-1 is a share"),
+        ({"grow_below": 0.9}, r"grow_below=0.9 must be below shrink_above=0.9, or sizes swing"),
+        ({"grow_after": None}, r"grow_after=None with mode='resize': memory is looked at every grow_after steps"),
+    ],
+    ids=str,
+)
+def test_rules_are_checked_at_birth(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AdaptiveBatchSize("resize", **options)

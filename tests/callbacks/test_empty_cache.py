@@ -1,0 +1,348 @@
+import copy
+import ctypes
+import gc
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import psutil
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_data.callbacks import empty_cache
+from lit_data.callbacks.empty_cache import EmptyCache
+from lit_data.callbacks.events import Event
+from lit_data.callbacks.memory import cached as cached_memory
+from lit_data.callbacks.memory.cached import HeapCache, open_cache
+from lit_data.errors import ConfigError
+
+MIB = 2**20
+
+
+class Time:
+    """Garbage collection takes 1 s, emptying the cache 3 s, a training step 10 s."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class Cache:
+    """Holds 8 MiB more at each release, and gives them back."""
+
+    def __init__(self, time: Time) -> None:
+        self.time = time
+        self.held = 0
+        self.unused = 0.0
+        self.looks = 0
+
+    def held_bytes(self) -> int:
+        self.held = 0 if self.held else 8 * MIB
+        return self.held
+
+    def measure_unused(self) -> float:
+        self.looks += 1
+        return self.unused
+
+    def empty(self) -> None:
+        self.time.now_s += 3
+
+
+class Listener(L.Callback):
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+        assert error is None
+        self.events.append(event)
+
+    @property
+    def whens(self) -> list[str]:
+        return [event.text.removeprefix("8 MiB were given back ").rpartition(", in ")[0] for event in self.events]
+
+
+class Model(BoringModel):
+    def __init__(self, time: Time) -> None:
+        super().__init__()
+        self.time = time
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.time.now_s += 10
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        assert self.sample_images(3) == "3 images"
+
+    def sample_images(self, count: int) -> str:
+        return f"{count} images"
+
+    def log_dict(self, dictionary: Any, **options: Any) -> None:
+        self.logged.append((self.trainer.global_step, dict(dictionary)))
+
+
+class Run:
+    """A training of 12 batches on a fake device."""
+
+    def __init__(self, folder: Path, time: Time, cache: Cache) -> None:
+        self.folder, self.cache, self.listener, self.model = folder, cache, Listener(), Model(time)
+
+    def trainer(self, callback: L.Callback, **options: Any) -> L.Trainer:
+        defaults: dict[str, Any] = {
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "limit_train_batches": 12,
+            "limit_val_batches": 0,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 4,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": self.folder,
+        }
+        return L.Trainer(callbacks=[callback, self.listener], **(defaults | options))
+
+    def fit(self, callback: L.Callback, **options: Any) -> L.Trainer:
+        trainer = self.trainer(callback, **options)
+        trainer.fit(self.model)
+        return trainer
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    time = Time()
+    cache = Cache(time)
+
+    def collect() -> int:
+        time.now_s += 1
+        return 0
+
+    monkeypatch.setattr(empty_cache, "time", time)
+    monkeypatch.setattr(empty_cache.gc, "collect", collect)
+    monkeypatch.setattr(empty_cache, "open_cache", lambda device: cache)
+    return Run(tmp_path, time, cache)
+
+
+def test_every_n_steps(run: Run) -> None:
+    callback = EmptyCache(every_n_steps=3, max_cost_fraction=0.9)
+    run.fit(callback)
+    assert run.listener.whens == ["after 3 training batches"] * 4
+    assert run.listener.events[0] == Event(
+        "release",
+        "8 MiB were given back after 3 training batches, in 4000 ms",
+        {"freed_bytes": 8.0 * MIB, "seconds": 4.0},
+    )
+    assert callback.summary() == {"cache/releases": 4, "cache/freed_bytes": 32 * MIB, "cache/seconds": 16.0}
+    one, two = [{"cache/freed_bytes": n * 8.0 * MIB, "cache/seconds": n * 4.0} for n in (1, 2)]
+    assert run.model.logged == [(4, one), (8, one), (12, two)]
+
+
+def test_around_validation_and_in_the_sanity_check(run: Run) -> None:
+    run.fit(EmptyCache(), limit_val_batches=1, num_sanity_val_steps=1)
+    assert run.listener.whens == ["before validation", "after validation"] * 2
+    run.listener.events.clear()
+    run.trainer(EmptyCache(), limit_val_batches=1).validate(run.model, verbose=False)
+    assert run.listener.whens == ["before validation", "after validation"]
+    run.listener.events.clear()
+    run.fit(EmptyCache(around_validation=False), limit_val_batches=1)
+    assert run.listener.events == []
+
+
+def test_after_checkpoints_and_methods(run: Run) -> None:
+    class Saves(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 5:
+                path = run.folder / "a.ckpt"
+                trainer.save_checkpoint(path)
+                assert run.listener.whens == ["after checkpoint"]
+                assert torch.load(path, weights_only=True)["callbacks"]["EmptyCache"]["total"]["releases"] == 0
+                assert copy.deepcopy(module).sample_images(2) == "2 images"
+
+    callback = EmptyCache(after=("checkpoint", "sample_images"))
+    trainer = run.trainer(callback)
+    trainer.callbacks.append(Saves())
+    trainer.fit(run.model)
+    assert run.listener.whens == ["after checkpoint", "after sample_images", "after sample_images"]
+    assert "save_checkpoint" not in vars(trainer)
+    assert "sample_images" not in vars(run.model)
+
+
+def test_methods_are_free_again_after_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Model) -> None:
+        raise ValueError("stop")
+
+    monkeypatch.setattr(Model, "on_train_epoch_end", fail)
+    trainer = run.trainer(EmptyCache(after=["sample_images", "checkpoint"]))
+    with pytest.raises(ValueError, match="stop"):
+        trainer.fit(run.model)
+    assert not {"sample_images", "save_checkpoint"} & (vars(run.model).keys() | vars(trainer).keys())
+
+
+def test_when_much_is_unused_before_a_backward(run: Run) -> None:
+    run.cache.unused = 0.5
+    run.fit(EmptyCache(unused_fraction=0.4), limit_train_batches=21)
+    assert run.cache.looks == 3
+    assert run.listener.whens == ["as more than 40% of it was in no tensor"] * 3
+    run.listener.events.clear()
+    run.fit(EmptyCache(unused_fraction=0.6))
+    assert run.listener.events == []
+
+
+def test_without_garbage_collection(run: Run) -> None:
+    callback = EmptyCache(every_n_steps=12, collect_garbage=False)
+    run.fit(callback)
+    assert callback.summary()["cache/seconds"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("options", "training", "advice"),
+    [
+        # 4 s after each step of 10 s: 28.6 % after five of them
+        (
+            {"every_n_steps": 1},
+            {},
+            "takes 28.6 % of the training time, more than max_cost_fraction=0.02: set every_n_st",
+        ),
+        ({"every_n_steps": 1}, {}, "every_n_steps=15"),
+        ({"unused_fraction": 0.4}, {"limit_train_batches": 60}, "unused_fraction=0.70, or none"),
+        ({}, {"limit_val_batches": 1, "val_check_interval": 2}, "around_validation=False"),
+        ({"after": ["sample_images"]}, {"max_epochs": 8}, "after without 'sample_images'"),
+    ],
+)
+def test_too_high_a_cost_is_said_once_with_what_to_set(
+    run: Run, caplog: pytest.LogCaptureFixture, options: dict[str, Any], training: dict[str, Any], advice: str
+) -> None:
+    run.cache.unused = 0.5
+    run.fit(EmptyCache(**options), **training)
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert advice in said[0]
+
+
+def test_costly_garbage_collection_is_what_to_leave_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Cache, "empty", lambda self: None)
+    run.fit(EmptyCache(every_n_steps=1))
+    assert "set collect_garbage=False" in caplog.text
+
+
+def test_a_low_cost_is_not_spoken_of(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.fit(EmptyCache(every_n_steps=1, max_cost_fraction=0.3))
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_checkpoint_keeps_the_sums(run: Run) -> None:
+    first, second = EmptyCache(every_n_steps=5, after=()), EmptyCache(every_n_steps=5, after=())
+    trainer = run.fit(first)
+    trainer.save_checkpoint(run.folder / "a.ckpt")
+    run.trainer(second, max_epochs=2).fit(run.model, ckpt_path=run.folder / "a.ckpt")
+    assert second.summary() == {"cache/releases": 4, "cache/freed_bytes": 32 * MIB, "cache/seconds": 16.0}
+    assert EmptyCache().summary() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every_n_steps": 0}, r"every_n_steps=0: give a number of training batches from 1 on, or none"),
+        ({"every_n_steps": 2.5}, r"every_n_steps=2.5: give a number of training batches"),
+        ({"after": "checkpoint"}, r"after='checkpoint': give a list of names, 'checkpoint' or those of methods"),
+        ({"after": [3]}, r"after=\[3\]: give a list of names"),
+        ({"unused_fraction": 1.0}, r"unused_fraction=1.0: give a share between 0 and 1"),
+        ({"max_cost_fraction": 0.0}, r"max_cost_fraction=0.0: give a share between 0 and 1"),
+    ],
+)
+def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EmptyCache(**options)
+
+
+def test_a_method_that_is_not_there_is_refused_with_those_that_are(run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"after='draw': Model has no such method; give one of 'checkpoint', .*'sam"):
+        run.fit(EmptyCache(after=["checkpoint", "draw"]))
+
+
+def test_the_cpu_is_told_that_it_has_no_reserved_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run = Run(tmp_path, Time(), Cache(Time()))
+    callback = EmptyCache(unused_fraction=0.1, around_validation=False)
+    run.fit(callback, fast_dev_run=2)
+    assert "unused_fraction has no effect on the CPU" in caplog.text
+    assert callback.summary() == {}
+
+
+def test_free_heap_goes_back_to_the_system() -> None:
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("not glibc")
+    cache, process = HeapCache(), psutil.Process()
+    blocks = [bytes(100_000) for _ in range(800)]
+    kept = blocks[-1]
+    blocks.clear()
+    full = process.memory_info().rss
+    cache.empty()
+    assert len(kept) == 100_000
+    assert full - process.memory_info().rss > 40 * MIB
+    assert cache.measure_unused() == 0
+
+
+def test_another_c_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_memory.ctypes, "CDLL", lambda name: object())
+    cache = HeapCache()
+    cache.empty()
+    assert cache.held_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "module", "reserved", "allocated"),
+    [
+        ("cuda:0", torch.cuda, "memory_reserved", "memory_allocated"),
+        ("mps", torch.mps, "driver_allocated_memory", "current_allocated_memory"),
+        ("xpu:0", torch.accelerator, "memory_reserved", "memory_allocated"),
+    ],
+)
+def test_each_accelerator_has_its_allocator(
+    monkeypatch: pytest.MonkeyPatch, device: str, module: Any, reserved: str, allocated: str
+) -> None:
+    emptied: list[str] = []
+    monkeypatch.setattr(module, reserved, lambda *device: 100)
+    monkeypatch.setattr(module, allocated, lambda *device: 75)
+    monkeypatch.setattr(module, "empty_cache", lambda: emptied.append(device))
+    cache = open_cache(torch.device(device))
+    assert (cache.held_bytes(), cache.measure_unused()) == (100, 0.25)
+    cache.empty()
+    assert emptied == [device]
+    monkeypatch.setattr(module, reserved, lambda *device: 0)
+    assert open_cache(torch.device(device)).measure_unused() == 0
+
+
+@pytest.mark.gpu
+def test_a_real_device_gives_back_what_no_tensor_uses(tmp_path: Path) -> None:
+    class Wastes(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            del_me: Tensor = torch.empty(256 * MIB, dtype=torch.uint8, device=self.device)
+            del del_me
+            return super().training_step(batch, batch_idx)
+
+    gc.collect()
+    callback = EmptyCache(unused_fraction=0.5)
+    trainer = L.Trainer(
+        accelerator="gpu",
+        devices=1,
+        max_steps=2,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(Wastes(), DataLoader(RandomDataset(32, 64), 4))
+    assert int(callback.summary()["cache/freed_bytes"]) >= 256 * MIB

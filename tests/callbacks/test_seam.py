@@ -1,0 +1,182 @@
+"""Fails where Lightning moves what `AdaptiveBatchSize` stands on."""
+
+import inspect
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult, _AutomaticOptimization
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
+from lightning.pytorch.loops.progress import _OptimizerProgress
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection, _ResultMetric
+from packaging.version import Version
+from torch import Tensor
+
+from lit_data.callbacks.adaptive.seam import (
+    BELOW,
+    LOWEST,
+    automatic_loop,
+    check_version,
+    closure_parts,
+    forget_scaling,
+    is_accumulating,
+    manual_loop,
+    number_batch,
+    results_of,
+    save_progress,
+)
+from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.errors import ConfigError
+from tests.stock_modules import QUIET, STOCK
+
+pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+
+
+@pytest.mark.parametrize("version", ["2.6.6", "2.6.6rc1", "2.6.6+cpu", "2.6.7", "2.6.99", "2.6.10.dev20260101"])
+def test_versions_that_are_known(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize(
+    "version", ["1.9.5", "2.5.0", "2.6.5", "2.6.5.post1", "2.7.0", "2.7.0.dev1", "2.7.0rc1", "3.0"]
+)
+def test_versions_that_are_not(version: str) -> None:
+    text = rf"lightning {version} was not tested: install one from 2\.6\.6 to below 2\.7, or train without"
+    with pytest.raises(ConfigError, match=text):
+        check_version(version)
+
+
+def test_the_installed_version_is_checked_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Version(L.__version__) >= LOWEST
+    assert Version(L.__version__) < BELOW
+    monkeypatch.setattr("lit_data.callbacks.adaptive.seam.LOWEST", Version("9"))
+    stock = STOCK["classifier"]
+    with pytest.raises(ConfigError, match=r"to below 2\.7"):
+        L.Trainer(**QUIET, callbacks=[AdaptiveBatchSize()]).fit(stock.build(), stock.loader())
+
+
+# What is wrapped or called, and with which arguments.
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (_AutomaticOptimization._make_closure, ["self", "kwargs", "optimizer", "batch_idx"]),
+        (_AutomaticOptimization._optimizer_step, ["self", "batch_idx", "train_step_and_backward_closure"]),
+        (_AutomaticOptimization.run, ["self", "optimizer", "batch_idx", "kwargs"]),
+        (_ManualOptimization.advance, ["self", "kwargs"]),
+        (Strategy.batch_to_device, ["self", "batch", "device", "dataloader_idx"]),
+        (Strategy.validation_step, ["self", "args", "kwargs"]),
+        (Strategy.test_step, ["self", "args", "kwargs"]),
+        (Strategy.predict_step, ["self", "args", "kwargs"]),
+        (DDPStrategy.block_backward_sync, ["self"]),
+        (Closure.__init__, ["self", "step_fn", "backward_fn", "zero_grad_fn"]),
+        (Closure.closure, ["self", "args", "kwargs"]),
+        (ClosureResult.__init__, ["self", "closure_loss", "extra"]),
+        (_ResultCollection._extract_batch_size, ["self", "value", "batch_size", "meta"]),
+        (_ResultMetric.update, ["self", "value", "batch_size"]),
+        (torch.amp.GradScaler.unscale_, ["self", "optimizer"]),
+    ],
+)
+def test_signatures(function: Any, arguments: list[str]) -> None:
+    assert list(inspect.signature(function).parameters) == arguments
+
+
+# What a function must still do, by the words of its source.
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            _AutomaticOptimization.run,
+            ["self._make_closure(", "_should_accumulate()", "self._optimizer_step(batch_idx, clos"],
+        ),
+        (_AutomaticOptimization._optimizer_step, ["step.increment_ready()", "step.increment_completed()"]),
+        (Closure.closure, ["self._step_fn()", "self._zero_grad_fn()", "self._backward_fn(step_output.closure_loss)"]),
+        (Closure.__call__, ["self.closure(*args, **kwargs)"]),
+        (_ManualOptimization.advance, ["self._output ="]),
+        (_ResultMetric.update, ["self._forward_cache = self.meta.sync(value.clone())"]),
+        (_ResultCollection._extract_batch_size, ["self.batch_size = batch_size", "extract_batch_size(self.batch)"]),
+    ],
+)
+def test_sources(function: Any, words: list[str]) -> None:
+    source = inspect.getsource(function)
+    assert [word for word in words if word not in source] == []
+
+
+def test_what_is_read_within_a_step() -> None:
+    stock, seen = STOCK["classifier"], []
+    module = stock.build()
+    trainer = L.Trainer(**QUIET, max_epochs=1, accumulate_grad_batches=2, limit_val_batches=0)
+    step = module.training_step
+
+    def look(batch: Any, batch_idx: int) -> Tensor:
+        results = results_of(trainer)
+        assert isinstance(results, _ResultCollection)
+        assert results.batch[0] is batch[0]
+        assert results.batch_size is None
+        seen.append((number_batch(trainer), is_accumulating(trainer)))
+        assert module._current_fx_name == "training_step"
+        loss: Tensor = step(batch, batch_idx)
+        metric = results["training_step.train/loss"]
+        assert metric.is_tensor
+        assert isinstance(metric.meta, _Metadata)
+        assert (metric.meta.on_step, metric.meta.is_mean_reduction) == (True, True)
+        assert torch.equal(metric._forward_cache, loss)
+        assert not results["training_step.train/accuracy"].is_tensor
+        return loss
+
+    module.training_step = look
+    trainer.fit(module, stock.loader(24))
+    assert seen == [(1, True), (2, False), (3, False)]
+
+
+def test_the_number_of_a_batch_is_that_of_the_one_that_arrives() -> None:
+    stock, found = STOCK["segmenter"], []
+    module = stock.build()
+    trainer = L.Trainer(**QUIET, max_epochs=1)
+    module.transfer_batch_to_device = lambda batch, device, index: found.append(number_batch(trainer)) or batch
+    trainer.fit(module, stock.loader(24), stock.loader(8))
+    assert found == [0, 0, 1, 2, 0]
+    found.clear()
+    trainer.predict(module, stock.loader(16))
+    assert found == [0, 1]
+
+
+def test_the_loops_and_their_closure() -> None:
+    trainer = L.Trainer(**QUIET)
+    assert type(automatic_loop(trainer)) is _AutomaticOptimization
+    assert type(manual_loop(trainer)) is _ManualOptimization
+    assert isinstance(manual_loop(trainer).optim_step_progress.total.ready, int)
+    assert type(automatic_loop(trainer).optim_progress.optimizer) is _OptimizerProgress
+    assert results_of(trainer) is None
+
+    parts: tuple[Any, Any, Any] = (lambda: ClosureResult(None), lambda loss: None, lambda: None)
+    assert closure_parts(Closure(*parts)) == parts
+
+
+def test_progress_is_put_back() -> None:
+    trainer = L.Trainer(**QUIET)
+    progress = automatic_loop(trainer).optim_progress.optimizer
+    progress.step.increment_ready()
+    before, restore = progress.state_dict(), save_progress(trainer)
+    progress.step.increment_ready()
+    progress.step.increment_completed()
+    progress.zero_grad.increment_ready()
+    progress.zero_grad.increment_started()
+    assert progress.state_dict() != before
+    restore()
+    assert progress.state_dict() == before
+
+
+def test_a_scaler_forgets_that_it_unscaled() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 1.0)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"):
+        scaler.unscale_(optimizer)
+    forget_scaling(MixedPrecision("16-mixed", "cpu", scaler=scaler), optimizer)
+    scaler.unscale_(optimizer)
+    forget_scaling(L.Trainer(**QUIET).precision_plugin, optimizer)

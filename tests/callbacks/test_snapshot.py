@@ -1,0 +1,209 @@
+import random
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAUROC
+
+from lit_data.callbacks.adaptive.numpy_random import NumpyRandom
+from lit_data.callbacks.adaptive.snapshot import (
+    GradientSnapshot,
+    OptimizerSnapshot,
+    StepSnapshot,
+    TransferSnapshot,
+    renew,
+    save_random_state,
+)
+
+CPU = torch.device("cpu")
+
+
+class Module(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.mean, self.auroc = MeanMetric(), MulticlassAUROC(3)
+        self.register_buffer("late", None)
+        self.count, self.notes = 0, ["old"]
+
+
+def draw() -> list[float]:
+    return [torch.rand(()).item(), random.random(), random.gauss(), np.random.rand(), np.random.randn()]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("skipped", range(4))
+def test_random_generators_go_back(skipped: int) -> None:
+    for _ in range(skipped):  # normal values come in pairs
+        draw()
+    restore = save_random_state(CPU)
+    first = draw()
+    restore()
+    assert draw() == first
+    restore()
+    assert draw() == first
+
+
+def test_numpy_is_read_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, calls = np.random.get_state, []
+    monkeypatch.setattr(np.random, "get_state", lambda **options: calls.append(1) or read(**options))
+    np.random.seed(1)  # noqa: NPY002
+    keeper = NumpyRandom()
+    first = keeper.save()
+    assert keeper.save() is first
+    assert len(calls) == 1
+    np.random.randn()  # noqa: NPY002 - the second of the pair is at hand now
+    second = keeper.save()
+    np.random.randn()  # noqa: NPY002 - and taken, which changes no bits
+    third = keeper.save()
+    assert (second["has_gauss"], third["has_gauss"]) == (1, 0)
+    assert np.array_equal(second["state"]["key"], third["state"]["key"])
+    assert len(calls) == 3
+    keeper.restore(second)
+    assert keeper.save()["has_gauss"] == 1
+
+
+def test_another_generator_of_numpy_is_read_each_time() -> None:
+    before = np.random.mtrand.get_bit_generator()
+    try:
+        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
+        restore = save_random_state(CPU)
+        first = draw()
+        restore()
+        assert draw() == first
+    finally:
+        np.random.mtrand.set_bit_generator(before)
+
+
+def test_everything_of_a_module_goes_back() -> None:
+    module = Module()
+    module.norm(torch.randn(4, 2))
+    module.mean.update(3.0)
+    module.auroc.update(torch.rand(4, 3), torch.arange(4) % 3)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    snapshot = StepSnapshot(module, None)
+    for _ in range(2):
+        module.norm(torch.randn(4, 2))
+        module.mean(5.0)
+        module.auroc.update(torch.rand(2, 3), torch.arange(2))
+        module.late = torch.ones(2)
+        module.count += 1
+        module.notes.append("new")
+        module.fresh = 1
+        snapshot.restore()
+        assert {key: value.tolist() for key, value in module.state_dict().items()} == {
+            key: value.tolist() for key, value in before.items()
+        }
+        assert (module.count, module.notes, module.late, hasattr(module, "fresh")) == (0, ["old"], None, False)
+        assert module.mean.compute() == 3
+        assert (module.mean.update_count, module.auroc.update_count) == (1, 1)
+        assert [len(part) for part in module.auroc.preds] == [4]
+
+
+def test_a_snapshot_is_used_again_while_the_buffers_are_the_same() -> None:
+    module, results = Module(), {"a": MeanMetric()}
+    first = renew(None, module, results)
+    assert renew(first, module, results) is first
+    assert renew(first, module, {}) is not first
+    assert renew(first, Module(), results) is not first
+    module.late = torch.ones(1)
+    second = renew(first, module, results)
+    assert second is not first
+    module.register_buffer("another", torch.ones(1))
+    assert renew(second, module, results) is not second
+
+
+def test_logged_values_go_back() -> None:
+    results: dict[str, Any] = {"kept": MeanMetric()}
+    results["kept"].update(1.0)
+    snapshot = StepSnapshot(Module(), results)
+    results["kept"].mean_value = torch.tensor(9.0)
+    results["new"] = MeanMetric()
+    snapshot.restore()
+    assert list(results) == ["kept"]
+    assert results["kept"].compute() == 1
+
+
+def test_a_transfer_is_undone_but_not_what_hooks_did_since() -> None:
+    module = Module()
+    before = TransferSnapshot(module, CPU)
+    first = draw()
+    module.count, module.by_transfer = 1, "x"
+    module.notes.append("transfer")
+    before.finish()
+    module.by_hook = 2
+    module.notes.append("hook")
+    for _ in range(2):
+        before.restore()
+        assert draw() == first
+        assert (module.count, module.by_hook, module.notes) == (0, 2, ["old", "hook"])
+        assert not hasattr(module, "by_transfer")
+
+
+def test_a_transfer_that_failed_is_undone() -> None:
+    module = Module()
+    before = TransferSnapshot(module, CPU)
+    module.count = 1
+    module.notes.append("transfer")
+    before.restore()
+    assert (module.count, module.notes) == (0, ["old"])
+
+
+@pytest.mark.parametrize("change", ["add", "drop", "new"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_gradients_go_back(change: str, keep: bool) -> None:
+    with_grad, without = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    with_grad.grad = torch.full((2,), 3.0 if keep else 0.0)
+    expected = with_grad.grad.clone()
+    snapshot = GradientSnapshot([with_grad, without], keep=keep)
+    if change == "add":
+        with_grad.grad += 1
+    with_grad.grad = {"add": with_grad.grad, "drop": None, "new": torch.rand(2)}[change]
+    without.grad = torch.rand(2)
+    snapshot.restore()
+    assert with_grad.grad is not None
+    assert torch.equal(with_grad.grad, expected)
+    assert without.grad is None
+
+
+def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
+
+
+def _sgd(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1)
+
+
+@pytest.mark.parametrize("make", [_adam, _sgd])
+def test_an_optimizer_goes_back_before_its_first_step_only(make: Callable[..., torch.optim.Optimizer]) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = make([parameter])
+    snapshot = OptimizerSnapshot(optimizer)
+    parameter.grad = torch.ones(2)
+    snapshot.take(first=True)
+    assert not snapshot.has_written()
+    optimizer.step()
+    assert snapshot.has_written()
+    assert snapshot.restore()
+    assert parameter.tolist() == [1, 1]
+    assert not optimizer.state
+    optimizer.step()
+    snapshot.take(first=False)
+    assert snapshot.restore()  # nothing happened
+    optimizer.step()
+    assert not snapshot.restore()
+
+
+def test_a_state_that_changed_is_noticed_though_no_parameter_did() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = _adam([parameter])
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    snapshot = OptimizerSnapshot(optimizer)
+    snapshot.take(first=True)  # a resumed run has a state
+    optimizer.state[parameter]["exp_avg"].mul_(2)
+    assert not snapshot.restore()

@@ -1,0 +1,203 @@
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from lit_data.callbacks.timing import clock as step_clock
+from lit_data.callbacks.timing.clock import PARTS, CudaStepClock, StepClock
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class Event:
+    """An event of a device that is `lag_s` behind the host; those of before `reached_s` are over."""
+
+    time: Time
+    lag_s = 100.0
+    reached_s = float("inf")
+    made = waited = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        type(self).made += 1
+
+    def record(self) -> None:
+        self.at_s = self.time.now_s + self.lag_s
+
+    def query(self) -> bool:
+        return self.at_s <= self.reached_s
+
+    def synchronize(self) -> None:
+        type(self).waited += not self.query()
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 1000 * (end.at_s - self.at_s)
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    fake = Time()
+    monkeypatch.setattr(step_clock, "time", fake)
+    monkeypatch.setattr(Event, "time", fake, raising=False)
+    for name in ("made", "waited"):
+        monkeypatch.setattr(Event, name, 0)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    return fake
+
+
+def spend(clock: StepClock, time: Time, **parts: float) -> None:
+    for part, seconds_s in parts.items():
+        clock.enter(part)  # type: ignore[arg-type]
+        time.now_s += seconds_s
+
+
+def known(clock: StepClock) -> list[tuple[int, dict[str, float]]]:
+    return [
+        (step, {part: value for part, value in zip(PARTS, seconds, strict=True) if value})
+        for step, seconds in clock.known
+    ]
+
+
+def clocks() -> list[StepClock]:
+    return [StepClock(), CudaStepClock(1.0)]
+
+
+@pytest.mark.parametrize("clock", clocks(), ids=["host", "cuda"])
+def test_the_parts_of_a_step_add_up_to_its_time(clock: StepClock, time: Time) -> None:
+    assert clock.lap(0) is None
+    spend(clock, time, wait=1, transfer=2, forward=4, backward=8, other=16)
+    assert clock.lap(1) == 31
+    spend(clock, time, wait=32)
+    assert clock.lap(2) == 32
+    clock.read()
+    first = {"wait": 1.0, "transfer": 2.0, "forward": 4.0, "backward": 8.0, "other": 16.0}
+    assert known(clock) == [(1, first), (2, {"wait": 32.0})]
+
+
+@pytest.mark.parametrize("clock", clocks(), ids=["host", "cuda"])
+def test_a_call_is_measured_inside_another_also_if_it_fails(clock: StepClock, time: Time) -> None:
+    def fail() -> None:
+        time.now_s += 2
+        raise MemoryError
+
+    def step() -> str:
+        time.now_s += 1
+        with pytest.raises(MemoryError):
+            clock.measure("backward", fail)
+        time.now_s += 4
+        return "output"
+
+    clock.lap(0)
+    assert clock.measure("forward", step) == "output"
+    time.now_s += 8
+    clock.lap(1)
+    clock.read()
+    assert known(clock) == [(1, {"forward": 5.0, "backward": 2.0, "other": 8.0})]
+
+
+@pytest.mark.parametrize("clock", clocks(), ids=["host", "cuda"])
+def test_a_dropped_step_is_not_known_and_the_next_is(clock: StepClock, time: Time) -> None:
+    clock.lap(0)
+    spend(clock, time, forward=1)
+    clock.drop()
+    spend(clock, time, backward=1)
+    assert clock.lap(1) is None
+    spend(clock, time, wait=2)
+    assert clock.lap(2) == 2
+    clock.read()
+    assert known(clock) == [(2, {"wait": 2.0})]
+
+
+@pytest.mark.parametrize(
+    ("assembled_s", "parts"),
+    [
+        (1.0, {"wait": 3.0, "assemble": 1.0, "forward": 1.0}),
+        (9.0, {"assemble": 4.0, "forward": 1.0}),  # never more than the wait
+    ],
+)
+@pytest.mark.parametrize("kind", ["host", "cuda"])
+def test_the_loaders_own_work_is_taken_out_of_the_wait(
+    time: Time, kind: str, assembled_s: float, parts: dict[str, float]
+) -> None:
+    clock = dict(zip(("host", "cuda"), clocks(), strict=True))[kind]
+    clock.lap(0)
+    spend(clock, time, wait=4)
+    clock.count_assembly(assembled_s)
+    spend(clock, time, forward=1)
+    clock.lap(1)
+    clock.read()
+    assert known(clock) == [(1, parts)]
+
+
+def test_steps_that_the_device_has_not_done_are_known_later_and_never_waited_for(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = CudaStepClock(1.0)
+    clock.lap(0)
+    for step in (1, 2, 3):
+        spend(clock, time, forward=1)
+        clock.lap(step)
+    monkeypatch.setattr(Event, "reached_s", 102.0)
+    clock.read()
+    assert [step for step, _ in clock.known] == [1, 2]
+    assert Event.waited == 0
+    clock.read(wait=True)
+    assert [step for step, _ in clock.known] == [1, 2, 3]
+    assert Event.waited == 1
+
+
+def test_events_are_used_again(time: Time) -> None:
+    clock = CudaStepClock(1.0)
+    for step in range(200):
+        spend(clock, time, forward=1)
+        clock.lap(step)
+        clock.read()
+    assert len(clock.known) == 199
+    assert Event.made < 10
+
+
+def test_what_is_never_read_for_stays_bounded(time: Time) -> None:
+    clock = CudaStepClock(1.0)
+    for step in range(300):
+        spend(clock, time, forward=1)
+        clock.lap(step)
+    assert len(clock._pending) < 64
+    assert Event.made < 300
+
+
+def test_only_some_steps_are_looked_at_on_a_device(time: Time) -> None:
+    clock = CudaStepClock(0.25)
+    totals = []
+    for step in range(400):
+        spend(clock, time, forward=1)
+        totals.append(clock.lap(step))
+    clock.read(wait=True)
+    assert totals == [None, *[1.0] * 399]
+    steps = [step for step, _ in clock.known]
+    assert 70 < len(steps) < 130
+    assert len({late - early for early, late in pairwise(steps)}) > 3
+
+
+@pytest.mark.gpu
+def test_a_real_device_is_measured_without_waiting() -> None:
+    clock: Any = CudaStepClock(1.0)
+    matrix = torch.ones(4096, 4096, device="cuda")
+    for step in range(4):
+        clock.enter("forward")
+        for _ in range(20):
+            matrix = matrix @ matrix
+        clock.enter("optimizer")
+        matrix += 1
+        clock.lap(step)
+    clock.read(wait=True)
+    assert [step for step, _ in clock.known] == [1, 2, 3]
+    for _, seconds in clock.known:
+        parts = dict(zip(PARTS, seconds, strict=True))
+        assert parts["forward"] > parts["optimizer"] > 0

@@ -20,7 +20,7 @@ from lit_data.callbacks.adaptive.seam import automatic_loop, check_version, manu
 from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.training import TrainingSteps
 from lit_data.callbacks.device_memory import open_gauge
-from lit_data.callbacks.logging_step import is_logging_step
+from lit_data.callbacks.logging_step import is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import ConfigError
 
@@ -149,7 +149,7 @@ class AdaptiveBatchSize(L.Callback):
             self._replay.grow(hand)
         hand.host = hand.whole = hand.restore_random = None
         if is_logging_step(trainer, batch_idx):
-            pl_module.log_dict(self._metrics(hand), batch_size=1)
+            log_metrics(trainer, self._metrics(hand))
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
 from lit_data.callbacks.events import Event
+from lit_data.callbacks.logging_step import log_metrics
 from lit_data.callbacks.memory.advice import Adviser
 from lit_data.callbacks.memory.plot import MARKS
 from lit_data.callbacks.memory.post_mortem import PostMortems, SeenBatch, is_noted, note_error, see_batch
@@ -240,10 +241,7 @@ class MemoryMonitor(L.Callback):
 
 
 def _log(trainer: L.Trainer, values: Mapping[str, float]) -> None:
-    """Past `log_dict`, which takes 2 ms for these, fills the result tables of tests, and is refused in prediction."""
-    if values and not trainer.sanity_checking:
-        for logger in trainer.loggers:
-            logger.log_metrics(_prefix(values), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+    log_metrics(trainer, _prefix(values))
 
 
 def _prefix(values: Mapping[str, float]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Hand:
     @property
     def size(self) -> int:
         """Samples of the largest piece, as the search has it now."""
+        if self.samples <= self.search.size:
+            return self.samples
         return spread(self.samples, self.search.size)[0][1]
 
     def parts(self) -> Iterator[tuple[Any, int]]:

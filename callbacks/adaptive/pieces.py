@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -110,6 +110,16 @@ def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nest
         for name, tensor in _walk(batch, "")
         if tensor.ndim and len(tensor) == samples
     )
+
+
+def kind_of(batch: Any) -> Hashable:  # noqa: ANN401
+    """What tells batches of other shapes apart at little cost; none where the parts are not all tensors."""
+    parts = (
+        list(batch.items()) if type(batch) is dict else list(enumerate(batch)) if type(batch) in (list, tuple) else []
+    )
+    if not all(isinstance(value, Tensor) for _, value in parts):
+        return None
+    return tuple((name, value.shape[1:], value.dtype) for name, value in parts) or None
 
 
 def _slice_value(batch: Mapping[Any, Any], key: Any, start: int, stop: int, samples: int) -> Any:  # noqa: ANN401

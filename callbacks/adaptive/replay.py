@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -14,7 +14,8 @@ import torch
 
 from lit_data.callbacks.adaptive.checks import check_share, check_size
 from lit_data.callbacks.adaptive.hand import Hand
-from lit_data.callbacks.adaptive.pieces import Slicer, describe_shapes, slice_batch
+from lit_data.callbacks.adaptive.messages import describe_batch_norm, describe_no_room
+from lit_data.callbacks.adaptive.pieces import describe_shapes, kind_of, slice_batch
 from lit_data.callbacks.adaptive.seam import number_batch
 from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import TransferSnapshot
@@ -27,7 +28,7 @@ from lit_data.types import count_samples
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_ASKED: Final = re.compile(r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE)
+_NORM: Final = re.compile("Expected more than 1 value per channel when training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Replay:
     searches: dict[str, SizeSearch] = field(default_factory=dict)
     hand: Hand | None = None
     ooms: int = 0
+    _known: dict[Any, SizeSearch] = field(default_factory=dict)
 
     def take(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Around the transfer to the device: what will be split stays on the host until its pieces are needed."""
@@ -95,7 +97,7 @@ class Replay:
             index=number_batch(self.trainer),
             search=self._search(batch, samples),
             move=lambda part: call(part, *args, **kwargs),
-            cut=self._slicer(samples),
+            cut=self._cut,
             restore_random=None,
             started_s=time.perf_counter(),
         )
@@ -134,7 +136,13 @@ class Replay:
             self.shrink(hand, text)
 
     def note(self, error: Exception, hand: Hand) -> str:
-        """The text of an out-of-memory error, which all callbacks are told of; any other error is raised again."""
+        """The text of an out-of-memory error, which all callbacks are told of; any other error is raised again.
+
+        Raises:
+            BatchMemoryError: A single sample was left, and batch norm cannot train on it.
+        """
+        if hand.size == 1 < hand.samples and _NORM.search(str(error)):
+            raise BatchMemoryError(describe_batch_norm(hand)) from None
         if isinstance(error, BatchMemoryError) or not is_out_of_memory(error):
             raise error
         self.ooms += 1
@@ -162,7 +170,7 @@ class Replay:
         if hand.fixed_bytes is not None:
             self.gauge.reset_peak()
         if failed <= hand.search.min_size:
-            raise BatchMemoryError(self._describe(hand, failed, text))
+            raise BatchMemoryError(describe_no_room(hand, failed, text, self.gauge.read()))
         hand.search.fail(failed, self.gauge.read().limit_bytes)
         log.warning("batch %d: %d samples at once ran out of memory; from here on %d", hand.index, failed, hand.size)
         self.tell(hand)
@@ -217,6 +225,13 @@ class Replay:
             hand.fixed_bytes = self.gauge.read().allocated_bytes
 
     def _search(self, batch: Any, samples: int) -> SizeSearch:  # noqa: ANN401
+        quick = self.trainer.state.stage, kind_of(batch)
+        found = self._known.get(quick) if quick[1] is not None else None
+        if found is None:
+            found = self._known[quick] = self._find_search(batch, samples)
+        return found
+
+    def _find_search(self, batch: Any, samples: int) -> SizeSearch:  # noqa: ANN401
         stage = self.trainer.state.stage
         key = f"{stage.value if stage else ''}: {describe_shapes(batch, samples)}"
         if key not in self.searches:
@@ -225,24 +240,10 @@ class Replay:
             self.searches[key] = SizeSearch(first, smallest, largest)
         return self.searches[key]
 
-    def _slicer(self, samples: int) -> Slicer:
-        datamodule: Any = getattr(self.trainer, "datamodule", None)
-        for owner in (self.module, datamodule):
+    def _cut(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401
+        """A piece, as the module or its datamodule cuts it if one of them does."""
+        for owner in (self.module, getattr(self.trainer, "datamodule", None)):
             method = getattr(owner, "slice_batch", None)
             if callable(method):
-                return method  # type: ignore[no-any-return]
-        return lambda batch, start, stop: slice_batch(batch, start, stop, samples)
-
-    def _describe(self, hand: Hand, size: int, text: str) -> str:
-        found = _ASKED.search(text)
-        reading = self.gauge.read()
-        free = max(0, reading.limit_bytes - reading.allocated_bytes)
-        indices: Any = hand.host.get("index") if isinstance(hand.host, Mapping) else None
-        named = f" (sample {int(indices[0])})" if indices is not None and len(indices) else ""
-        many = "one sample" if size == 1 else f"the smallest piece of {size} samples"
-        return (
-            f"batch {hand.index}{named}: {many} of {describe_shapes(hand.host, hand.samples)} does not fit into "
-            f"memory: asked for {found.group(1) if found else 'an unknown amount'}, {free / 2**30:.2f} of "
-            f"{reading.limit_bytes / 2**30:.2f} GiB free ({text}). Use a smaller patch or model, mixed precision "
-            "(AMP), GradientCheckpointing, or free the device of other programs"
-        )
+                return method(batch, start, stop)
+        return slice_batch(batch, start, stop, count_samples(batch))

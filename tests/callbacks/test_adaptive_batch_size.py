@@ -20,6 +20,7 @@ from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError, ConfigError
 from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install, out_of_memory
+from tests.notes import Notes
 from tests.stock_modules import QUIET, STOCK
 
 pytestmark = [
@@ -544,7 +545,6 @@ def test_a_fresh_callback_has_nothing_to_say() -> None:
 class Listener(L.Callback):
     def __init__(self) -> None:
         self.heard: list[tuple[Event, type[BaseException] | None]] = []
-        self.logged: list[dict[str, float]] = []
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
         self.heard.append((event, type(error) if error else None))
@@ -569,23 +569,21 @@ def test_listeners_hear_of_errors_and_sizes(caplog: pytest.LogCaptureFixture) ->
     ]
 
 
-@pytest.mark.parametrize(("accumulate", "pages"), [(1, [2, 5]), (2, [5])])
-def test_metrics_are_logged_when_the_trainer_logs(accumulate: int, pages: list[int]) -> None:
-    seen: list[int] = []
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, [2, 5]), (2, [2])])
+def test_metrics_are_logged_when_the_trainer_logs(accumulate: int, steps: list[int]) -> None:
+    notes = Notes("batch/")
+    options = {"log_every_n_steps": 3, "accumulate_grad_batches": accumulate, "logger": notes}
+    fit(Regression(), DataLoader(data(28), 4), adaptive(3), **options)
+    assert notes.rows == [{"batch/size": 2.0, "batch/pieces": 2.0, "batch/ooms": 0.0}] * len(steps)
+    assert notes.steps == steps
 
-    class Note(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, index: int) -> None:
-            keys = [
-                key for key, found in (trainer._results or {}).items() if key.startswith("on_train_batch_end.batch/")
-            ]
-            found = {key.split(".")[1]: float(trainer._results.pop(key)._forward_cache) for key in keys}
-            if found:
-                seen.append(index)
-                assert found == {"batch/size": 2.0, "batch/pieces": 2.0, "batch/ooms": 0.0}
 
-    options = {"log_every_n_steps": 3, "accumulate_grad_batches": accumulate}
-    fit(Regression(), DataLoader(data(28), 4), adaptive(3), Note(), **options)
-    assert seen == pages
+def test_batch_norm_on_a_single_sample_ends_with_a_remedy() -> None:
+    module = Regression()
+    module.layer.insert(1, nn.BatchNorm1d(5).double())
+    install(module, FaultPlan("forward_start", lambda n, step, micro: n > 1))
+    with pytest.raises(BatchMemoryError, match=r"^batch 0: 2 samples at once do not fit into memory, and batch norm"):
+        fit(module, DataLoader(data(8), 8), adaptive())
 
 
 # --- options

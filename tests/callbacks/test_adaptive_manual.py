@@ -358,8 +358,7 @@ def test_a_skipped_piece_is_counted_and_told_and_the_rest_goes_on(point: str, ca
     assert "batch 1: 8 samples are skipped, memory ran out after an optimizer step" in caplog.messages
     assert [(row["batch/size"], row["batch/pieces"], row["batch/skipped"]) for row in _steps(notes)] == [
         (8, 1, 0),
-        (8, 1, 0),  # nothing of this batch went through, so that these are still the values before
-        (4, 2, 1),
+        (4, 2, 1),  # nothing went through of the batch before, and nothing is logged for it
         (4, 2, 1),
     ]
     # 1 whole batch, 1 step of the generator alone, 2 batches of two pieces.

@@ -127,7 +127,8 @@ class Diary(Logger):
         pass
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.pages.append((step, {key: value for key, value in metrics.items() if not key.startswith("batch/")}))
+        if not all(key.startswith("batch/") for key in metrics):
+            self.pages.append((step, dict(metrics)))
 
 
 class Sizes(L.Callback):

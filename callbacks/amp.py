@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lit_data.callbacks.events import Event, announce
+from lit_data.callbacks.logging_step import log_metrics
 from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
 from lit_data.callbacks.precision.plugin import MixedPrecision, Precision
 from lit_data.errors import ConfigError, LitDataError
@@ -94,7 +95,7 @@ class AMP(L.Callback):
         )
         self._history = StepHistory()
         self._fallen_to: Precision | None = None
-        self._norms: dict[int, Tensor] = {}
+        self._norms: dict[int, Tensor | None] = {}  # of steps that are to be logged; none without a logger
         self._plugin: MixedPrecision | None = None
         self._replaced: LightningPrecision | None = None
 
@@ -112,6 +113,8 @@ class AMP(L.Callback):
                 self.precision, device_type, scaler, self.keep_fp32, per_optimizer=self.scaler_per_optimizer
             )
         self._plugin.forget_failed_step()
+        self._history.forget_windows()
+        self._norms.clear()
         self._plugin.make_safer(self._fallen_to)
         self._replaced, trainer.strategy.precision_plugin = replaced, self._plugin
 
@@ -125,14 +128,7 @@ class AMP(L.Callback):
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._history.begin_epoch()
-
-    @override
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._history.begin_batch(batch_idx, len(trainer.optimizers))
-        self._norms.clear()
+        self._history.forget_windows()
 
     @override
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
@@ -142,18 +138,21 @@ class AMP(L.Callback):
     @override
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if trainer._logger_connector.should_update_logs:
-            self._norms[id(optimizer)] = self._active.measure_norm(optimizer)
+            self._norms[id(optimizer)] = self._active.measure_norm(optimizer) if trainer.loggers else None
 
     @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
-        for optimizer, found in self._active.take_found():
-            self._history.add_step(optimizer, batch_idx, found)
-        self._history.end_batch(batch_idx)
+        if self._active.scalers:
+            self._history.add_steps(batch_idx, len(trainer.optimizers), self._active.take_found())
+        else:
+            self._history.add_losses(batch_idx)
         if self._norms:
             self._judge(trainer, pl_module)
-            pl_module.log_dict(self._metrics(), batch_size=1)
+            if trainer.loggers:
+                log_metrics(trainer, self._metrics())
+            self._norms.clear()
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -192,9 +191,10 @@ class AMP(L.Callback):
             self._active.teardown()
             self._replaced, trainer.strategy.precision_plugin = None, self._replaced
 
-    def _metrics(self) -> dict[str, float | Tensor]:
+    def _metrics(self) -> dict[str, float]:
         scales, skipped = [scaler.get_scale() for scaler in self._active.scalers], self._history.skipped
-        values: dict[str, float | Tensor] = {"amp/grad_norm": torch.stack(list(self._norms.values())).norm()}
+        norms = torch.stack([norm for norm in self._norms.values() if norm is not None])
+        values = {"amp/grad_norm": norms.norm().item()}
         values |= {"amp/scale": min(scales, default=1.0), "amp/skipped_steps": float(skipped.total())}
         if len(scales) > 1:
             values |= {f"amp/scale_{index}": scale for index, scale in enumerate(scales)}

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_data.callbacks.device_memory import MemoryGauge, open_gauge
 from lit_data.callbacks.events import Event
-from lit_data.callbacks.logging_step import is_logging_step
+from lit_data.callbacks.logging_step import is_logging_step, log_metrics
 from lit_data.callbacks.timing.clock import CudaStepClock, Part, StepClock
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.seams import attach
@@ -119,7 +119,7 @@ class DataWaitMonitor(L.Callback):
         if is_logging_step(trainer, batch_idx):
             self._clock.read()
             self._total.add_memory(self._gauge.read())
-            self._log(pl_module)
+            self._log(trainer)
         elif len(self._ended) >= _MOST_ENDED:
             self._count()
 
@@ -183,13 +183,13 @@ class DataWaitMonitor(L.Callback):
         self._total.add(ended, [seconds for _, seconds in parts])
         self._history.add(ended, parts)
 
-    def _log(self, pl_module: L.LightningModule) -> None:
+    def _log(self, trainer: L.Trainer) -> None:
         self._count()
         recent, self._recent = self._recent, Tally()
-        if recent.measured and recent.steps:
+        if trainer.loggers and recent.measured and recent.steps:
             rates = {f"data/{name}": value for name, value in recent.rate().items()}
             parts = {f"time/{part}_s": seconds_s for part, seconds_s in recent.mean_parts().items()}
-            pl_module.log_dict(rates | parts, batch_size=1)
+            log_metrics(trainer, rates | parts)
 
     def _finish(self, trainer: L.Trainer) -> None:
         self._let_go()

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.events import Event, announce
-from lit_data.callbacks.logging_step import is_logging_step
+from lit_data.callbacks.logging_step import is_logging_step, log_metrics
 from lit_data.callbacks.memory.cached import CachedMemory, open_cache
 from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import ConfigError
@@ -115,7 +115,7 @@ class EmptyCache(L.Callback):
             self._release(trainer, "unused_fraction", f"as more than {self.unused_fraction:.0%} of it was in no tensor")
         self._is_loose = False
         if is_logging_step(trainer, batch_idx):
-            self._log(pl_module)
+            self._log(trainer)
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -200,11 +200,11 @@ class EmptyCache(L.Callback):
             return f"{worst}=False"
         return f"after without {worst.removeprefix('after=')}"
 
-    def _log(self, pl_module: L.LightningModule) -> None:
+    def _log(self, trainer: L.Trainer) -> None:
         recent, self._recent = self._recent, _Freed()
         if recent.releases:
             values = {"cache/freed_bytes": float(recent.freed_bytes), "cache/seconds": recent.seconds}
-            pl_module.log_dict(values, batch_size=1)
+            log_metrics(trainer, values)
 
     def _take_off(self) -> None:
         unwraps, self._unwraps, self._began_s = self._unwraps, [], None

@@ -1,7 +1,8 @@
 """Which optimizer steps overflowed and which losses were not finite: kept on the device, read many at a time."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -60,32 +61,36 @@ class StepHistory:
         self._bad: list[str] = []
         self._starts: dict[int, int] = {}
         self._losses: list[Tensor] = []
-        self._unread: list[tuple[int, int, int, Tensor]] = []  # optimizer, first and last batch, not 0 if bad
+        self._unread: list[tuple[int, int, int, Tensor]] = []  # optimizer, first and last batch, found
 
-    def begin_epoch(self) -> None:
-        """No window reaches over the end of an epoch."""
+    def forget_windows(self) -> None:
+        """No window reaches over the end of an epoch, or of a run."""
         self._starts.clear()
-
-    def begin_batch(self, batch_idx: int, optimizers: int) -> None:
-        """A batch begins, and with it the window of each optimizer that stepped in the one before."""
         self._losses.clear()
+
+    def add_steps(self, batch_idx: int, optimizers: int, found: Iterable[tuple[int, Tensor]]) -> None:
+        """Note the steps of a batch, which is the first in the window of each optimizer that stepped in the one before.
+
+        Args:
+            batch_idx: The batch that ends.
+            optimizers: How many there are.
+            found: Index of the optimizer of each step, which was skipped if the number ([] float32) is not 0.
+        """
         for index in range(optimizers):
             self._starts.setdefault(index, batch_idx)
+        for optimizer, number in found:
+            self._unread.append((optimizer, self._starts.pop(optimizer, batch_idx), batch_idx, number))
 
     def add_loss(self, loss: Tensor) -> None:
-        """Note a loss of this batch; what is kept is one number."""
-        mark = loss.detach() * 0  # NaN unless it is finite
-        self._losses.append(mark if mark.ndim == 0 else mark.sum())
+        """Note a loss of the batch under way; what is kept is one number."""
+        loss = loss.detach()
+        self._losses.append(loss.clone() if loss.ndim == 0 else (loss * 0).sum())  # a copy alone costs half as much
 
-    def add_step(self, optimizer: int, batch_idx: int, found: Tensor) -> None:
-        """Note a step that was skipped if `found` ([] float32) is not 0."""
-        self._unread.append((optimizer, self._starts.pop(optimizer, batch_idx), batch_idx, found))
-
-    def end_batch(self, batch_idx: int) -> None:
-        """Note this batch's losses as one."""
+    def add_losses(self, batch_idx: int) -> None:
+        """Note the losses of a batch that ends as one, which is not finite unless all are."""
         if self._losses:
-            mark = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
-            self._unread.append((_LOSS, batch_idx, batch_idx, mark))
+            loss = self._losses[0] if len(self._losses) == 1 else (torch.stack(self._losses) * 0).sum()
+            self._unread.append((_LOSS, batch_idx, batch_idx, loss))
             self._losses.clear()
 
     def read(self) -> None:
@@ -94,7 +99,7 @@ class StepHistory:
             return
         values = torch.stack([value for *_, value in self._unread]).tolist()
         for (key, first, last, _), value in zip(self._unread, values, strict=True):
-            if value == 0:
+            if math.isfinite(value) if key == _LOSS else value == 0:
                 self.rows[key] = 0
                 continue
             self.rows[key] += 1

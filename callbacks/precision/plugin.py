@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal
 
 import torch
@@ -152,9 +153,10 @@ class MixedPrecision(LightningMixedPrecision):
         self._unwraps, self._optimizers = [], []
 
     @override
-    def autocast_context_manager(self) -> torch.autocast:
-        if self.precision == _FLAGS["fp32"]:
-            return torch.autocast(self.device, enabled=False)
+    def autocast_context_manager(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        if self.in_use == "fp32":
+            is_on = torch.is_autocast_enabled(self.device)
+            return torch.autocast(self.device, enabled=False) if is_on else nullcontext()
         return super().autocast_context_manager()
 
     @override

@@ -106,18 +106,24 @@ class _Front:
 
     def __init__(self) -> None:
         self.watches: list[Watch] = []
-        self._installed = False
-        self._before: Callable[[int, FrameType | None], Any] | int | None = None
+        self._before: list[Callable[[int, FrameType | None], Any]] = []
 
     def install(self) -> None:
-        """Stand before torch's handler, once and for good, as torch does; only the main thread can."""
-        if not self._installed and threading.current_thread() is threading.main_thread():
-            self._installed, self._before = True, signal.signal(signal.SIGCHLD, self._handle)
+        """Stand before torch's handler; only the main thread can.
+
+        More than once: a Lightning Trainer puts back, at its end, the handlers that it found, and torch, which installs
+        its own only once, would be deaf from then on.
+        """
+        current = signal.getsignal(signal.SIGCHLD)
+        if current != self._handle and threading.current_thread() is threading.main_thread():
+            if callable(current) and current not in self._before:
+                self._before.append(current)
+            signal.signal(signal.SIGCHLD, self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         try:
-            if callable(self._before):
-                self._before(signum, frame)
+            for handler in self._before:
+                handler(signum, frame)
         except RuntimeError as error:
             owners = [watch for watch in self.watches if watch.owns(error)]
             if not owners:

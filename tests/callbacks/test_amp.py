@@ -15,6 +15,7 @@ from lit_data.callbacks.events import Event
 from lit_data.callbacks.precision import plugin
 from lit_data.callbacks.precision.history import StepHistory
 from lit_data.errors import ConfigError, LitDataError
+from tests.notes import Notes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -36,7 +37,7 @@ class Model(L.LightningModule):
         self.dtypes: list[torch.dtype] = []
         self.weights: list[torch.Tensor] = []
         self.norms: list[float] = []
-        self.logged: list[dict[str, float]] = []
+        self.notes = Notes("amp/")
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.weights.append(self.layer.weight.detach().clone())
@@ -53,10 +54,6 @@ class Model(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         self.norms.append(torch.nn.utils.get_total_norm(grads).item())
-
-    def log_dict(self, dictionary: Any, **options: Any) -> None:  # type: ignore[override]
-        self.logged.append({key: float(value) for key, value in dictionary.items()})
-        super().log_dict(dictionary, **options)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), 0.01)
@@ -75,8 +72,8 @@ def loader() -> DataLoader[torch.Tensor]:
     return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
 
 
-def train(model: L.LightningModule, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
-    trainer = make_trainer(*callbacks, **options)
+def train(model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
+    trainer = make_trainer(*callbacks, **{"logger": model.notes, **options})
     trainer.fit(model, loader(), ckpt_path=ckpt, weights_only=True)
     return trainer
 
@@ -118,7 +115,7 @@ def test_training_is_that_of_lightnings_own_plugin(precision: Any, clip: float |
     train(theirs, plugins=[LightningMixedPrecision(flag, "cpu", scaler)], gradient_clip_val=clip)
     train(ours, AMP(precision, init_scale=SCALE), gradient_clip_val=clip)
     assert torch.equal(ours.layer.weight, theirs.layer.weight)
-    assert [values["amp/grad_norm"] for values in ours.logged] == ours.norms == theirs.norms
+    assert [values["amp/grad_norm"] for values in ours.notes.rows] == ours.norms == theirs.norms
     assert clip is None or min(ours.norms) > clip
 
 
@@ -149,8 +146,8 @@ def test_one_bad_batch_skips_its_window_once(caplog: pytest.LogCaptureFixture) -
     train(model, amp, listener, accumulate_grad_batches=3)
     weights = [*model.weights, model.layer.weight]
     assert [torch.equal(weights[index], weights[index + 1]) for index in (2, 5, 7)] == [False, True, False]
-    assert [values["amp/scale"] for values in model.logged] == [SCALE, SCALE / 2, SCALE / 2]
-    assert [values["amp/skipped_steps"] for values in model.logged] == [0, 1, 1]
+    assert [values["amp/scale"] for values in model.notes.rows] == [SCALE, SCALE / 2, SCALE / 2]
+    assert [values["amp/skipped_steps"] for values in model.notes.rows] == [0, 1, 1]
     (event,) = listener.events
     assert (event.name, event.values) == ("precision", {"scale": SCALE / 2})
     assert event.text.endswith("skipped in batch 3-5 of epoch 0; the loss scale is 512 now")
@@ -160,7 +157,7 @@ def test_one_bad_batch_skips_its_window_once(caplog: pytest.LogCaptureFixture) -
 def test_the_scale_grows_after_the_interval() -> None:
     model = Model()
     train(model, AMP("fp16", init_scale=SCALE, growth_interval=3))
-    scales = [values["amp/scale"] for values in model.logged]
+    scales = [values["amp/scale"] for values in model.notes.rows]
     assert scales == [SCALE, SCALE, 2 * SCALE, 2 * SCALE, 2 * SCALE, 4 * SCALE, 4 * SCALE, 4 * SCALE]
 
 
@@ -190,12 +187,21 @@ def test_many_skips_in_a_row_fall_back(
     target = fall_back_to if fall_back_to != "auto" else "bf16" if fast_bf16 else "fp32"
     assert model.dtypes == [torch.float16] * 4 + [DTYPES[target]] * 4
     assert amp.summary() == {"amp/precision": target, "amp/skipped_steps": 3}
-    assert model.logged[-1]["amp/scale"] == 1
+    assert model.notes.rows[-1]["amp/scale"] == 1
     assert listener.events[-1].values == {"scale": 1.0}
     text = f"AMP: 3 or more optimizer steps in a row were skipped in fp16; going on in {target}"
     assert listener.events[-1].text == text
     assert f"{text}. To avoid it, lower" in caplog.text
     assert all(torch.isfinite(weight).all() for weight in model.weights)
+
+
+def test_without_a_logger_no_norm_is_measured_and_it_falls_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(plugin.MixedPrecision, "measure_norm")
+    model = Model(range(1, 4))
+    amp = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="bf16")
+    train(model, amp, logger=False)
+    assert model.dtypes == [torch.float16] * 4 + [torch.bfloat16] * 4
+    assert amp.summary() == {"amp/precision": "bf16", "amp/skipped_steps": 3}
 
 
 def test_skips_that_are_over_when_they_are_read_are_forgiven() -> None:
@@ -230,6 +236,45 @@ def test_losses_that_are_not_finite_end_bf16(factor: float, caplog: pytest.LogCa
     spoilt = "3 or more batches in a row had no finite loss in bf16 and the weights are not finite: go on from"
     assert spoilt in caplog.text
     assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 0}
+
+
+@pytest.mark.parametrize(
+    ("losses", "bad"),
+    [
+        ([1.0], ""),
+        ([math.inf], "7"),
+        ([[1.0]], ""),
+        ([[1.0, math.nan]], "7"),
+        # several in a batch count as one; finite ones may have no finite sum
+        ([3e38, 3e38], ""),
+        ([1.0, -math.inf], "7"),
+        ([math.inf, [math.nan]], "7"),
+    ],
+)
+def test_a_batch_is_bad_unless_all_its_losses_are_finite(losses: list[Any], bad: str) -> None:
+    history = StepHistory()
+    for loss in losses:
+        history.add_loss(torch.tensor(loss, requires_grad=True))
+    history.add_losses(7)
+    history.read()
+    assert history.describe_bad() == bad
+    assert history.rows[-1] == len(bad)
+
+
+def test_a_loss_is_kept_as_it_was() -> None:
+    history, loss = StepHistory(), torch.tensor(1.0)
+    history.add_loss(loss)
+    loss.mul_(math.inf)
+    history.add_losses(7)
+    history.read()
+    assert history.describe_bad() == ""
+
+
+def test_fp32_has_no_autocast_where_the_caller_has_one() -> None:
+    model = Model()
+    with torch.autocast("cpu", torch.bfloat16):
+        train(model, AMP("fp32"))
+    assert model.dtypes == [torch.float32] * BATCHES
 
 
 def test_nothing_is_left_after_fp32(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.precision.history import WatchedScaler
 from lit_data.errors import ConfigError
+from tests.notes import Notes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
@@ -25,7 +26,7 @@ class Gan(L.LightningModule):
         self.automatic_optimization = False
         self.nets = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)])
         self.how, self.bad, self.worse = how, bad, worse
-        self.logged: list[dict[str, float]] = []
+        self.notes = Notes("amp/")
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         for index, optimizer in enumerate(self.optimizers()):
@@ -46,20 +47,17 @@ class Gan(L.LightningModule):
             self.manual_backward(measure())
         optimizer.step()
 
-    def log_dict(self, dictionary: Any, **options: Any) -> None:  # type: ignore[override]
-        self.logged.append({key: float(value) for key, value in dictionary.items()})
-
     def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(net.parameters(), 0.01) for net in self.nets]
 
 
-def train(model: L.LightningModule, *callbacks: L.Callback, ckpt: Path | None = None, epochs: int = 1) -> L.Trainer:
+def train(model: Gan, *callbacks: L.Callback, ckpt: Path | None = None, epochs: int = 1) -> L.Trainer:
     trainer = L.Trainer(
         accelerator="cpu",
         callbacks=list(callbacks),
         max_epochs=epochs,
         log_every_n_steps=1,
-        logger=False,
+        logger=model.notes,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -75,20 +73,20 @@ def train(model: L.LightningModule, *callbacks: L.Callback, ckpt: Path | None = 
 def test_each_optimizer_has_its_scale(how: str, worse: int) -> None:
     model, amp = Gan(how, range(2, 4), worse), AMP("fp16", init_scale=SCALE, scaler_per_optimizer=True)
     train(model, amp)
-    last, other = model.logged[-1], 1 - worse
+    last, other = model.notes.rows[-1], 1 - worse
     assert (last[f"amp/scale_{worse}"], last[f"amp/scale_{other}"]) == (SCALE / 4, SCALE)
     assert (last[f"amp/skipped_steps_{worse}"], last[f"amp/skipped_steps_{other}"]) == (2, 0)
     assert (last["amp/scale"], last["amp/skipped_steps"]) == (SCALE / 4, 2)
     plain = Gan(how)
     train(plain, AMP("fp16", init_scale=SCALE))
-    assert model.logged[0]["amp/grad_norm"] == plain.logged[0]["amp/grad_norm"]
+    assert model.notes.rows[0]["amp/grad_norm"] == plain.notes.rows[0]["amp/grad_norm"]
 
 
 def test_one_scale_for_all_counts_a_row_for_each_optimizer() -> None:
     model, amp = Gan("plain", range(1, 6)), AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="fp32")
     train(model, amp)
-    assert [values["amp/scale"] for values in model.logged] == [SCALE, SCALE / 2, SCALE / 4, 1, 1, 1]
-    assert "amp/scale_0" not in model.logged[0]
+    assert [values["amp/scale"] for values in model.notes.rows] == [SCALE, SCALE / 2, SCALE / 4, 1, 1, 1]
+    assert "amp/scale_0" not in model.notes.rows[0]
     assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 3}
 
 
@@ -105,7 +103,7 @@ def test_all_scales_are_resumed(tmp_path: Path) -> None:
     second = Gan("toggled")
     train(second, AMP("fp16", scaler_per_optimizer=True), ckpt=tmp_path / "x.ckpt", epochs=2)
     for key in ("amp/scale_0", "amp/scale_1", "amp/skipped_steps_1"):
-        assert second.logged[-1][key] == first.logged[-1][key]
+        assert second.notes.rows[-1][key] == first.notes.rows[-1][key]
 
 
 def test_the_scalers_are_where_other_callbacks_look() -> None:

@@ -13,6 +13,7 @@ from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.precision import plugin
 from lit_data.callbacks.precision.plugin import choose_precision, has_fast_bf16
 from lit_data.errors import ConfigError
+from tests.notes import Notes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -32,7 +33,7 @@ class Model(L.LightningModule):
         self.embedding = torch.nn.Embedding(5, 4, sparse=sparse)
         self.layer = torch.nn.Linear(4, 3)
         self.bad, self.fused, self.sparse = bad, fused, sparse
-        self.logged: list[dict[str, float]] = []
+        self.notes = Notes("amp/")
         self.dtypes: list[torch.dtype] = []
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
@@ -41,16 +42,13 @@ class Model(L.LightningModule):
         loss: torch.Tensor = out.float().square().mean()
         return loss * float("inf") if batch_idx in self.bad else loss
 
-    def log_dict(self, dictionary: Any, **options: Any) -> None:  # type: ignore[override]
-        self.logged.append({key: float(value) for key, value in dictionary.items()})
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, fused=self.fused)
 
 
-def train(model: L.LightningModule, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
+def train(model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
     data = torch.randint(5, (BATCHES, 2), generator=torch.Generator().manual_seed(0))
-    defaults = {"max_epochs": 1, "log_every_n_steps": 1, "logger": False, "enable_checkpointing": False}
+    defaults = {"max_epochs": 1, "log_every_n_steps": 1, "logger": model.notes, "enable_checkpointing": False}
     quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(callbacks=list(callbacks), **{**defaults, **quiet, **options})
     loader: DataLoader[torch.Tensor] = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
@@ -124,7 +122,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(when: str, tmp_path: Path) 
     if when == "after":
         trainer.save_checkpoint(tmp_path / "x.ckpt")
     train(second, amps[2], ckpt=tmp_path / "x.ckpt", max_epochs=2)
-    assert repr(first.logged + second.logged) == repr(whole.logged)  # a norm is NaN
+    assert repr(first.notes.rows + second.notes.rows) == repr(whole.notes.rows)  # a norm is NaN
     assert torch.equal(second.layer.weight, whole.layer.weight)
     assert amps[2].summary() == amps[0].summary() == {"amp/precision": "fp16", "amp/skipped_steps": 4}
     assert amps[2].state_dict()["in_a_row"] == {"0": 1}
@@ -137,7 +135,7 @@ def test_runs_go_on_with_lightnings_plugin_and_back(tmp_path: Path) -> None:
     model = Model()
     amp = AMP("fp16", growth_interval=7)
     train(model, amp, ckpt=tmp_path / "theirs.ckpt", max_epochs=2).save_checkpoint(tmp_path / "ours.ckpt")
-    assert [values["amp/scale"] for values in model.logged] == [SCALE / 2] * BATCHES
+    assert [values["amp/scale"] for values in model.notes.rows] == [SCALE / 2] * BATCHES
     train(Model(), ckpt=tmp_path / "ours.ckpt", max_epochs=3, plugins=[theirs])
     assert scaler.get_scale() == SCALE  # it grew in the 7th step after the one that was skipped
     assert scaler.state_dict()["_growth_tracker"] == 5
@@ -163,7 +161,7 @@ def test_a_second_fit_goes_on_with_the_scale_even_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="out of luck"):
         train(Failing(0), amp)
     train(model, amp)
-    assert [values["amp/scale"] for values in model.logged] == [SCALE / 2] * BATCHES
+    assert [values["amp/scale"] for values in model.notes.rows] == [SCALE / 2] * BATCHES
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"sparse": True}])
@@ -171,7 +169,7 @@ def test_the_norm_is_that_of_unscaled_gradients(options: dict[str, bool]) -> Non
     plain, model = Model(), Model(**options)
     train(plain, AMP("fp16", init_scale=SCALE))
     train(model, AMP("fp16", init_scale=SCALE))
-    norms = [[values["amp/grad_norm"] for values in each.logged] for each in (model, plain)]
+    norms = [[values["amp/grad_norm"] for values in each.notes.rows] for each in (model, plain)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 

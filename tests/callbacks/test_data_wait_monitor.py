@@ -20,6 +20,7 @@ from lit_data.callbacks.timing import clock as step_clock
 from lit_data.callbacks.timing.clock import PARTS, Part
 from lit_data.callbacks.timing.totals import describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from tests.notes import Notes
 
 BATCHES = 8
 
@@ -70,7 +71,7 @@ class Model(BoringModel):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.clock = clock
-        self.logged: list[dict[str, float]] = []
+        self.notes = Notes("data/", "time/")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         self.clock.now_s += 4
@@ -93,9 +94,6 @@ class Model(BoringModel):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.now_s += 1000
-
-    def log_dict(self, dictionary: Any, **options: Any) -> None:
-        self.logged.append(dict(dictionary))
 
 
 class TwoOptimizers(Model):
@@ -163,9 +161,9 @@ def make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trai
 
 def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
     model, monitor = Model(clock), DataWaitMonitor()
-    make_trainer(tmp_path, monitor, Busy(clock), max_epochs=2).fit(model, Slow(clock))
+    make_trainer(tmp_path, monitor, Busy(clock), max_epochs=2, logger=model.notes).fit(model, Slow(clock))
     rates = {"data/wait_fraction": 3 / 128, "data/samples_per_s": 4 / 128, "data/success_rate": 1.0}
-    assert model.logged == [rates | PARTS_S] * 4
+    assert model.notes.rows == [rates | PARTS_S] * 4
     summary = monitor.summary()
     memory = [summary.pop(f"train/memory_{name}_bytes") for name in ("mean", "max")]
     assert 0 < int(memory[0]) <= int(memory[1])
@@ -183,8 +181,8 @@ def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
 
 def test_two_optimizers_of_a_manual_optimisation(clock: Clock, tmp_path: Path) -> None:
     model = TwoOptimizers(clock)
-    make_trainer(tmp_path, DataWaitMonitor()).fit(model, Slow(clock))
-    parts = {name: model.logged[-1][name] for name in PARTS_S}
+    make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes).fit(model, Slow(clock))
+    parts = {name: model.notes.rows[-1][name] for name in PARTS_S}
     assert parts == PARTS_S | {
         "time/forward_s": 16.0,
         "time/backward_s": 32.0,
@@ -195,10 +193,12 @@ def test_two_optimizers_of_a_manual_optimisation(clock: Clock, tmp_path: Path) -
 
 def test_accumulation_has_steps_without_an_optimizer(clock: Clock, tmp_path: Path) -> None:
     model = Model(clock)
-    trainer = make_trainer(tmp_path, DataWaitMonitor(), accumulate_grad_batches=2, log_every_n_steps=2)
+    trainer = make_trainer(
+        tmp_path, DataWaitMonitor(), logger=model.notes, accumulate_grad_batches=2, log_every_n_steps=2
+    )
     trainer.fit(model, Slow(clock))
-    assert len(model.logged) == 2  # after 4 and after 8 batches
-    assert model.logged[1] == {
+    assert len(model.notes.rows) == 2  # after 4 and after 8 batches
+    assert model.notes.rows[1] == {
         "data/wait_fraction": 3 / 48,
         "data/samples_per_s": 4 / 48,
         "data/success_rate": 1.0,
@@ -227,8 +227,8 @@ def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_pat
     model, data = Model(clock), Data()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have overridden")  # said once in a process
-        make_trainer(tmp_path, DataWaitMonitor()).fit(model, data)
-    parts = {name: model.logged[-1][name] for name in PARTS_S}
+        make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes).fit(model, data)
+    parts = {name: model.notes.rows[-1][name] for name in PARTS_S}
     assert parts == PARTS_S | {"time/assemble_s": 129.0, "time/augment_s": 256.0, "time/other_s": 0.0}
     assert vars(data).keys().isdisjoint({"on_after_batch_transfer", "on_before_batch_transfer"})
 
@@ -249,11 +249,12 @@ def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_p
     assert monitor.state_dict()["tally"]["batches"] == BATCHES
 
 
+@pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_short_epochs_are_logged_in_the_trainers_rhythm(clock: Clock, tmp_path: Path) -> None:
     model = Model(clock)
-    trainer = make_trainer(tmp_path, DataWaitMonitor(), max_epochs=3, limit_train_batches=3, log_every_n_steps=4)
+    trainer = make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes, max_epochs=3, limit_train_batches=3)
     trainer.fit(model, Slow(clock))
-    assert len(model.logged) == 2
+    assert len(model.notes.rows) == 2
 
 
 def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
@@ -355,12 +356,13 @@ def test_lightning_still_calls_the_fetch_hooks() -> None:
 def test_a_plain_script_is_told_what_limits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(data_wait_monitor, "rank_zero_info", said.append)
-    monitor = DataWaitMonitor(path=tmp_path / "plots")
-    trainer = make_trainer(tmp_path, monitor, limit_val_batches=1, num_sanity_val_steps=1)
+    monitor, notes = DataWaitMonitor(path=tmp_path / "plots"), Notes("time/")
+    trainer = make_trainer(tmp_path, monitor, logger=notes, limit_val_batches=1, num_sanity_val_steps=1)
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 64), 4))
     assert said == [f"DataWaitMonitor: {monitor.summary()['train/limited_by']}"]
     assert (tmp_path / "plots" / "throughput.png").is_file()
-    assert trainer.callback_metrics["time/forward_s"] > 0
+    assert all(row["time/forward_s"] > 0 for row in notes.rows)
+    assert notes.steps == [3, 7, 11, 15]
     parts = [float(monitor.summary()[f"train/mean_{part}_s"]) for part in PARTS]
     assert sum(parts) == pytest.approx(float(monitor.summary()["train/mean_step_s"]))
     trainer.validate(BoringModel(), DataLoader(RandomDataset(32, 4)), verbose=False)
@@ -385,8 +387,8 @@ def test_a_plot_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pyte
 
 def test_logging_may_be_switched_off(clock: Clock, tmp_path: Path) -> None:
     model, monitor = Model(clock), DataWaitMonitor()
-    make_trainer(tmp_path, monitor, log_every_n_steps=0, max_epochs=20).fit(model, Slow(clock))
-    assert model.logged == []
+    make_trainer(tmp_path, monitor, logger=model.notes, log_every_n_steps=0, max_epochs=20).fit(model, Slow(clock))
+    assert model.notes.rows == []
     assert monitor.summary()["train/mean_step_s"] == 64.0
 
 

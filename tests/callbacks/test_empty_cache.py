@@ -19,6 +19,7 @@ from lit_data.callbacks.events import Event
 from lit_data.callbacks.memory import cached as cached_memory
 from lit_data.callbacks.memory.cached import HeapCache, open_cache
 from lit_data.errors import ConfigError
+from tests.notes import Notes
 
 MIB = 2**20
 
@@ -71,7 +72,6 @@ class Model(BoringModel):
     def __init__(self, time: Time) -> None:
         super().__init__()
         self.time = time
-        self.logged: list[tuple[int, dict[str, float]]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.time.now_s += 10
@@ -83,15 +83,13 @@ class Model(BoringModel):
     def sample_images(self, count: int) -> str:
         return f"{count} images"
 
-    def log_dict(self, dictionary: Any, **options: Any) -> None:
-        self.logged.append((self.trainer.global_step, dict(dictionary)))
-
 
 class Run:
     """A training of 12 batches on a fake device."""
 
     def __init__(self, folder: Path, time: Time, cache: Cache) -> None:
         self.folder, self.cache, self.listener, self.model = folder, cache, Listener(), Model(time)
+        self.notes = Notes("cache/")
 
     def trainer(self, callback: L.Callback, **options: Any) -> L.Trainer:
         defaults: dict[str, Any] = {
@@ -101,7 +99,7 @@ class Run:
             "limit_val_batches": 0,
             "num_sanity_val_steps": 0,
             "log_every_n_steps": 4,
-            "logger": False,
+            "logger": self.notes,
             "enable_checkpointing": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
@@ -141,7 +139,8 @@ def test_every_n_steps(run: Run) -> None:
     )
     assert callback.summary() == {"cache/releases": 4, "cache/freed_bytes": 32 * MIB, "cache/seconds": 16.0}
     one, two = [{"cache/freed_bytes": n * 8.0 * MIB, "cache/seconds": n * 4.0} for n in (1, 2)]
-    assert run.model.logged == [(4, one), (8, one), (12, two)]
+    assert run.notes.rows == [one, one, two]
+    assert run.notes.steps == [3, 7, 11]
 
 
 def test_around_validation_and_in_the_sanity_check(run: Run) -> None:

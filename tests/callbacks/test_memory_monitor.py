@@ -263,7 +263,10 @@ def test_epochs_at_which_the_workers_were_not_read_do_not_count(machine: Any) ->
     assert record.read_growth()["growth_bytes_per_epoch"] == 5
 
 
-def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(machine: Any, tmp_path: Path) -> None:
+def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(post_mortem, "_ROWS", 10_000)  # other tests may have left larger tensors
     monitor = MemoryMonitor()
     with pytest.raises(torch.OutOfMemoryError) as caught:
         _trainer(tmp_path, monitor).fit(Model(_run_out))

@@ -130,3 +130,34 @@ def test_a_hanging_worker_ignores_sigterm_until_the_loader_closes(loader: MicroB
     workers[0].join(0.2)
     workers[1].join(0.2)
     assert multiprocessing.active_children() == workers
+
+
+def test_a_trainer_that_puts_old_handlers_back_does_not_make_us_deaf() -> None:
+    code = (
+        "import os, signal, numpy as np\n"
+        "from lit_data.errors import WorkerDiedError\n"
+        "from lit_data.loading import LoaderOptions, MicroBatchLoader\n"
+        "from lit_data.types import FieldSpec\n"
+        "class Numbers:\n"
+        "    fields = {'index': FieldSpec((), 'int64')}\n"
+        "    dies = False\n"
+        "    def __len__(self): return 64\n"
+        "    def write_into(self, rows, indices, epoch):\n"
+        "        rows['index'][:] = indices\n"
+        "        if self.dies and 31 in indices: os._exit(0)\n"
+        "def read(dataset):\n"
+        "    options = LoaderOptions(batch_size=16, worker_kind='process', num_workers=2, start_method='fork')\n"
+        "    return sum(len(batch['index']) for batch in MicroBatchLoader(dataset, options))\n"
+        "before = signal.getsignal(signal.SIGCHLD)\n"
+        "numbers = Numbers()\n"
+        "assert read(numbers) == 64\n"
+        "signal.signal(signal.SIGCHLD, before)  # as a Trainer does at its end\n"
+        "numbers.dies = True\n"
+        "import time; began = time.monotonic()\n"
+        "try:\n"
+        "    read(numbers)\n"
+        "except WorkerDiedError:\n"
+        "    print(time.monotonic() - began < 4)\n"  # torch alone looks every 5 s
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "True"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lit_data.callbacks.timing.clock import PARTS
-from lit_data.callbacks.timing.totals import Ended
 from lit_data.callbacks.timing.plot import Series, Throughput, draw_throughput
+from lit_data.callbacks.timing.totals import Ended
 
 
 def make_history(steps: int, measured: int) -> Throughput:

@@ -1,5 +1,7 @@
-"""A CUDA device that really runs out of memory: in forward, in backward, and in prediction."""
+"""A CUDA device, or a process, that really runs out of memory: in forward, in backward, and in prediction."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +13,7 @@ from torch import Tensor, nn
 from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 
 MIB = 2**20
 LIMIT_BYTES = 2048 * MIB
@@ -62,8 +61,8 @@ def _fill(values: Tensor) -> Tensor:
     return memory[:, :1].to(values.dtype)
 
 
-@pytest.fixture(autouse=True)
-def _little_memory() -> Iterator[None]:
+@pytest.fixture
+def little_memory() -> Iterator[None]:
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / total)
@@ -71,7 +70,7 @@ def _little_memory() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _train(where: str, samples: int, callback: AdaptiveBatchSize) -> tuple[Greedy, L.Trainer]:
+def _train(where: str, samples: int, callback: AdaptiveBatchSize, device: str = "gpu") -> tuple[Greedy, L.Trainer]:
     torch.manual_seed(0)
     values = torch.randn(4 * samples, 8, generator=torch.Generator().manual_seed(0))
     loader = torch.utils.data.DataLoader(
@@ -79,11 +78,13 @@ def _train(where: str, samples: int, callback: AdaptiveBatchSize) -> tuple[Greed
     )
     module = Greedy(where)
     quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False, "logger": False}
-    trainer = L.Trainer(accelerator="gpu", devices=1, max_epochs=1, callbacks=[callback], **quiet)
+    trainer = L.Trainer(accelerator=device, devices=1, max_epochs=1, callbacks=[callback], **quiet)
     trainer.fit(module, loader)
     return module, trainer
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_real_error_is_survived_bit_for_bit(where: str) -> None:
     callback = AdaptiveBatchSize(grow_after=None)
@@ -97,18 +98,24 @@ def test_a_real_error_is_survived_bit_for_bit(where: str) -> None:
         assert torch.equal(value, twin.state_dict()[name]), name
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("little_memory")
 def test_it_grows_to_the_fewest_pieces_that_fit() -> None:
     callback = AdaptiveBatchSize(grow_after=1)
     module, _ = _train("forward", 96, callback)
     assert max(module.went_through) * SAMPLE_BYTES > LIMIT_BYTES / 2
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("little_memory")
 def test_one_sample_too_large_ends_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.SAMPLE_BYTES", LIMIT_BYTES)
     with pytest.raises(BatchMemoryError, match=r"asked for .* GiB free"):
         _train("forward", 4, AdaptiveBatchSize())
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("little_memory")
 def test_prediction_is_split_in_order() -> None:
     values = torch.arange(96.0)[:, None]
     quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False, "logger": False}
@@ -116,3 +123,32 @@ def test_prediction_is_split_in_order() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(values), batch_size=96)
     (found,) = trainer.predict(Greedy("forward"), loader) or []
     assert torch.equal(torch.as_tensor(found).cpu(), values)
+
+
+_PROGRAM = """
+import resource, sys, warnings
+import psutil, torch
+warnings.simplefilter("ignore")
+from lit_data.callbacks import AdaptiveBatchSize
+from tests.callbacks import test_adaptive_real_memory as real
+
+torch.set_num_threads(1)
+real._train(sys.argv[1], 2, AdaptiveBatchSize(), "cpu")  # what it needs for itself
+used = psutil.Process().memory_info().vms
+resource.setrlimit(resource.RLIMIT_AS, (used + 20 * real.SAMPLE_BYTES, resource.RLIM_INFINITY))
+callback = AdaptiveBatchSize(grow_after=None)
+_, trainer = real._train(sys.argv[1], 32, callback, "cpu")
+print(callback.summary()["batch/ooms"], callback.summary()["batch/size"], trainer.global_step)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_process_whose_memory_is_limited_goes_on(where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, where], capture_output=True, text=True, timeout=100, check=True
+    )
+    ooms, size, steps = (int(word) for word in done.stdout.splitlines()[-1].split())
+    assert (ooms, steps) == (1, 4)
+    assert size == 16

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import logging
 import os
 import zlib
@@ -82,3 +83,17 @@ def _write_fake_store(folder: Path, table: SourceTable, count: int) -> None:
     )
     for name, content in ((HEADER_NAME, header.encode()), (INDEX_NAME, index), (PIXELS_NAME, bytes(count))):
         (folder / name).write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def small_runs_are_fast() -> Iterator[None]:
+    """Threads cost small models more than they give, and each error is followed by a collection of garbage."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)

@@ -3,7 +3,7 @@ import json
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,22 +24,12 @@ from tests.notes import Notes
 from tests.stock_modules import QUIET, STOCK
 
 pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
 
 FAST: Final = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_runs_are_fast() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # each error is followed by a collection
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 class Regression(L.LightningModule):

@@ -1,5 +1,4 @@
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, inst
 from tests.stock_modules import QUIET, STOCK
 
 pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets"),  # of one piece
@@ -28,17 +28,6 @@ pytestmark = [
 SAMPLES: Final = 19
 BATCH: Final = 8
 EVALUATIONS: Final = ("validate", "test")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_runs_are_fast() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # each error is followed by a collection
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 class Judge(L.LightningModule):

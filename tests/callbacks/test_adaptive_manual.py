@@ -1,8 +1,7 @@
 """Manual optimisation under AdaptiveBatchSize: what has not stepped is repeated, and what has is never repeated."""
 
-import gc
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,16 +20,7 @@ from lit_data.errors import BatchMemoryError
 
 BATCH, BATCHES = 8, 4
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Threads cost small models more than they give, and each replay collects garbage."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 @dataclass

@@ -1,8 +1,7 @@
 """A run that ran out of memory ends, to the bit, as one that used the same pieces from the start."""
 
-import gc
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from tests.limited_memory import FaultPlan, Faults, Point, install
 from tests.stock_modules import QUIET
 
 pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler"),  # a gradient scaler skips first steps
@@ -32,17 +32,6 @@ pytestmark = [
 BATCH: Final = 16
 PIECEWISE: Final[tuple[Point, ...]] = ("transfer", "augment", "forward_start", "forward_middle", "backward")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_runs_are_fast() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # each error is followed by a collection
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 class Busy(L.LightningModule):

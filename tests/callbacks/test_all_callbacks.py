@@ -1,7 +1,5 @@
 """Modules that others wrote run under all five callbacks at once, and nothing stays behind."""
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,21 +27,11 @@ from tests.stock_modules import QUIET, STOCK
 SAMPLES, BATCH, FITS = 32, 8, 4
 
 pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning"),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no:UserWarning"),
     pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Threads cost small models more than they give, and each replay collects garbage."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 class Ran(NamedTuple):

@@ -109,8 +109,9 @@ class AMP(L.Callback):
             )
         if self._plugin is None or self._plugin.device != device_type:
             scaler = functools.partial(WatchedScaler, device_type, self.init_scale, self.growth_interval)
+            note = self._history.add_loss
             self._plugin = MixedPrecision(
-                self.precision, device_type, scaler, self.keep_fp32, per_optimizer=self.scaler_per_optimizer
+                self.precision, device_type, scaler, self.keep_fp32, note, per_optimizer=self.scaler_per_optimizer
             )
         self._plugin.forget_failed_step()
         self._history.forget_windows()
@@ -129,11 +130,6 @@ class AMP(L.Callback):
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._history.forget_windows()
-
-    @override
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        if not self._active.scalers:
-            self._history.add_loss(loss)
 
     @override
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:

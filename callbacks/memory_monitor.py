@@ -112,12 +112,6 @@ class MemoryMonitor(L.Callback):
         self._sample()
 
     @override
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._seen.append(see_batch(trainer, batch, batch_idx))
-
-    @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
@@ -152,7 +146,7 @@ class MemoryMonitor(L.Callback):
 
     on_validation_start = on_test_start = on_predict_start = _begin_evaluation
     on_validation_end = on_test_end = on_predict_end = _end_evaluation
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _see_batch
+    on_train_batch_start = on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _see_batch
 
     @override
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

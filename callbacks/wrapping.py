@@ -16,12 +16,16 @@ class _Wrapped:
         functools.update_wrapper(self, method)
         self.method, self.own = method, own
         self.arounds: list[Around] = []
+        self.call = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
-        call = self.method
+        return self.call(*args, **kwargs)
+
+    def compose(self) -> None:
+        """Once for each change of the wrappers and not at each call, of which a training step makes a dozen."""
+        self.call = self.method
         for around in self.arounds:
-            call = functools.partial(around, call)
-        return call(*args, **kwargs)
+            self.call = functools.partial(around, self.call)
 
 
 def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: ANN401 - any object
@@ -40,10 +44,12 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
         wrapped = _Wrapped(getattr(owner, name), own=name in vars(owner))
         setattr(owner, name, wrapped)
     wrapped.arounds.append(around)
+    wrapped.compose()
 
     def unwrap() -> None:
         if around in wrapped.arounds:
             wrapped.arounds.remove(around)
+            wrapped.compose()
         if not wrapped.arounds and vars(owner).get(name) is wrapped:
             if wrapped.own:
                 setattr(owner, name, wrapped.method)

@@ -120,8 +120,12 @@ def _measure_first(batch: Any) -> int | None:  # noqa: ANN401
     if getattr(batch, "ndim", 0) > 0:
         return int(batch.shape[0])
     if isinstance(batch, Mapping):
-        batch = [batch[key] for key in sorted(batch) if f"{key}{COUNT_SUFFIX}" not in batch]
-    elif is_dataclass(batch) and not isinstance(batch, type):
+        for key in sorted(batch):  # most often the first one tells
+            length = None if f"{key}{COUNT_SUFFIX}" in batch else _measure_first(batch[key])
+            if length is not None:
+                return length
+        return None
+    if is_dataclass(batch) and not isinstance(batch, type):
         batch = [getattr(batch, item.name) for item in fields(batch)]
     elif not isinstance(batch, list | tuple):
         return None

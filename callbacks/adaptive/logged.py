@@ -20,12 +20,12 @@ class LoggedPieces:
         self.results = results
         self._batch = results.batch if results is not None else None
         self._values: dict[str, list[tuple[Any, int]]] = {}
-        self._counts: list[int] = []
+        self._count = 0  # samples of the piece under way
         self._before: dict[str, Any] = {}
 
     def begin(self, part: Any, count: int) -> None:  # noqa: ANN401 - a piece of any structure
         """A piece begins: values that are logged count for its samples."""
-        self._counts.append(count)
+        self._count = count
         self._before = {key: metric._forward_cache for key, metric in self._step_metrics()}
         self._show(part)
 
@@ -33,11 +33,7 @@ class LoggedPieces:
         """A piece is done: keep what it logged for this step."""
         for key, metric in self._step_metrics():
             if metric._forward_cache is not self._before.get(key):  # otherwise another hook logged it, or another step
-                self._values.setdefault(key, []).append((metric._forward_cache, self._counts[-1]))
-
-    def drop(self, kept: int) -> None:
-        """Forget the pieces behind the first `kept`: they failed."""
-        del self._counts[kept:]
+                self._values.setdefault(key, []).append((metric._forward_cache, self._count))
 
     def merge(self) -> None:
         """All pieces are done."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.logged import LoggedPieces
 from lit_data.callbacks.adaptive.pieces import merge_outputs, spread
+from lit_data.callbacks.adaptive.random_state import save_random_state
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.seam import forget_scaling, manual_loop, results_of, scalers_of
 from lit_data.callbacks.adaptive.snapshot import (
@@ -18,7 +19,6 @@ from lit_data.callbacks.adaptive.snapshot import (
     Restore,
     StepSnapshot,
     renew,
-    save_random_state,
 )
 from lit_data.errors import BatchMemoryError
 
@@ -79,8 +79,6 @@ class ManualSteps:
             if done:
                 outputs.append(loop._output)
                 counts.append(stop - start)
-            else:
-                logged.drop(len(counts))
             if done or self._stepped:
                 start = stop
         logged.merge()

@@ -114,12 +114,13 @@ def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nest
 
 def kind_of(batch: Any) -> Hashable:  # noqa: ANN401
     """What tells batches of other shapes apart at little cost; none where the parts are not all tensors."""
-    parts = (
-        list(batch.items()) if type(batch) is dict else list(enumerate(batch)) if type(batch) in (list, tuple) else []
-    )
-    if not all(isinstance(value, Tensor) for _, value in parts):
-        return None
-    return tuple((name, value.shape[1:], value.dtype) for name, value in parts) or None
+    parts = batch.items() if type(batch) is dict else enumerate(batch) if type(batch) in (list, tuple) else ()
+    kind: list[Hashable] = []
+    for name, value in parts:
+        if not isinstance(value, Tensor):
+            return None
+        kind += name, value.shape[1:], value.dtype
+    return tuple(kind) or None
 
 
 def _slice_value(batch: Mapping[Any, Any], key: Any, start: int, stop: int, samples: int) -> Any:  # noqa: ANN401

@@ -131,13 +131,6 @@ class SizeSearch:
         top = self._top(size, memory_bytes)
         self.change(max(self.min_size, -(-size // 2), top if top < size else 0))
 
-    def predict(self, size: int) -> float:
-        """Peak in bytes at a size: a fixed part and one that grows with it; 0 while nothing is known."""
-        if not self.peaks:
-            return 0.0
-        fixed, slope = self._fit()
-        return fixed + slope * size
-
     def to_plain(self) -> dict[str, Any]:
         """The search as plain values, for a checkpoint."""
         return {
@@ -169,7 +162,10 @@ class SizeSearch:
         return (self.size + top + 1) // 2 if top in blocked else min(2 * self.size, top)
 
     def _fit(self) -> tuple[float, float]:
-        """What a step needs beside what is there before it, of two sizes: that may change, as optimizers get states."""
+        """The peak as a fixed part and one for each sample, in bytes.
+
+        It is that of what a step needs beside what is there before it: that may change, as optimizers get states.
+        """
         small, large = min(self.peaks), max(self.peaks)
         needs = {size: self.peaks[size][1] - self.peaks[size][0] for size in (small, large)}
         if small == large:

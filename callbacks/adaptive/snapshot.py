@@ -1,7 +1,6 @@
 """What a step changes before its optimizer steps, so that a step that failed can begin again as if it never had."""
 
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
 from typing import Any, Final
@@ -11,29 +10,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lit_data.callbacks.adaptive.numpy_random import NumpyRandom
+from lit_data.callbacks.adaptive.buffers import BufferCopy
+from lit_data.callbacks.adaptive.random_state import save_random_state
 
 Restore = Callable[[], None]
-_NUMPY: Final = NumpyRandom()
 _NOTHING: Final = object()
 _VALUES: Final = methodcaller("values")
 _GRAD: Final = attrgetter("grad")
 _VERSION: Final = attrgetter("_version")
-
-
-def save_random_state(device: torch.device) -> Restore:
-    """Keep the states of all global random generators; the result puts them back."""
-    cpu, plain, numpy = torch.get_rng_state(), random.getstate(), _NUMPY.save()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore() -> None:
-        torch.set_rng_state(cpu)
-        random.setstate(plain)
-        _NUMPY.restore(numpy)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
-
-    return restore
 
 
 class _Attributes:
@@ -108,11 +92,7 @@ class StepSnapshot:
         self._owners = [part._buffers for part in module.modules() if part._buffers]
         self._found = [dict(owner) for owner in self._owners]
         self._all = [value for owner in self._owners for value in owner.values()]
-        by_kind: dict[Any, list[Tensor]] = {}  # a copy of mixed types is one call to the device for each tensor
-        for tensor in self._all:
-            if tensor is not None:
-                by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        self._copies = [(kind, [torch.empty_like(tensor) for tensor in kind]) for kind in by_kind.values()]
+        self._copy = BufferCopy([tensor for tensor in self._all if tensor is not None])
         self._parts = [part for part in module.modules() if isinstance(part, Metric)]
         self.take()
 
@@ -123,22 +103,18 @@ class StepSnapshot:
         found = chain.from_iterable(map(_VALUES, self._owners))
         return sum(map(len, self._owners)) == len(self._all) and all(map(is_, found, self._all))
 
-    @torch.no_grad()
     def take(self) -> None:
         """Take the state as it is now."""
-        for tensors, copies in self._copies:
-            torch._foreach_copy_(copies, tensors)
+        self._copy.take()
         self._metrics = [(part, _copy_metric(part)) for part in self._parts]
         self._attributes = _Attributes(self.module)
         self._logged = {key: dict(vars(value)) for key, value in (self.results or {}).items()}
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Put everything back."""
         for owner, found in zip(self._owners, self._found, strict=True):
             owner.update(found)
-        for tensors, copies in self._copies:
-            torch._foreach_copy_(tensors, copies)
+        self._copy.restore()
         self._attributes.restore()
         for metric, state in self._metrics:
             vars(metric).update({name: _copy(value) for name, value in state.items()})
@@ -165,21 +141,23 @@ class GradientSnapshot:
         keep: Copy their values, because the step adds to them; otherwise they count as zero.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], *, keep: bool) -> None:
-        self._parameters = list(parameters)
-        grads = list(map(_GRAD, self._parameters))
-        self._existed = [grad is not None for grad in grads]
-        self._saved = [grad.detach().clone() if keep and grad is not None else None for grad in grads]
+    def __init__(self, parameters: Sequence[Tensor], *, keep: bool) -> None:
+        self._parameters = parameters
+        grads = map(_GRAD, parameters)
+        if not keep:
+            self._saved: list[Tensor | bool] = [grad is not None for grad in grads]
+        else:
+            self._saved = [False if grad is None else grad.detach().clone() for grad in grads]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put them back."""
-        for parameter, existed, saved in zip(self._parameters, self._existed, self._saved, strict=True):
-            if not existed:
+        for parameter, saved in zip(self._parameters, self._saved, strict=True):
+            if saved is False:
                 parameter.grad = None
             elif parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter) if saved is None else saved.clone()
-            elif saved is None:
+                parameter.grad = torch.zeros_like(parameter) if saved is True else saved.clone()
+            elif saved is True:
                 parameter.grad.zero_()
             else:
                 parameter.grad.copy_(saved)

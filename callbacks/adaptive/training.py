@@ -13,6 +13,7 @@ from typing_extensions import override
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.logged import LoggedPieces
 from lit_data.callbacks.adaptive.pieces import merge_outputs
+from lit_data.callbacks.adaptive.random_state import save_random_state
 from lit_data.callbacks.adaptive.ranks import Ranks
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.seam import closure_parts, forget_scaling, is_accumulating, results_of, save_progress
@@ -22,7 +23,6 @@ from lit_data.callbacks.adaptive.snapshot import (
     Restore,
     StepSnapshot,
     renew,
-    save_random_state,
 )
 from lit_data.errors import BatchMemoryError
 
@@ -81,7 +81,6 @@ class TrainingSteps:
             self.replay.module._current_fx_name = hook
             self.replay.shrink(hand, text)
 
-    @torch.enable_grad()
     def _run(self, hand: Hand, kwargs: dict[str, Any], closure: Closure) -> ClosureResult:
         self._undo = _nothing  # it may hold a copy of the gradients
         zero = _Zero(closure, self._parameters)
@@ -95,6 +94,10 @@ class TrainingSteps:
         if hand.size >= hand.samples and hand.whole is not None:
             hand.largest, hand.pieces = hand.samples, 1
             return Closure.closure(closure)
+        with torch.enable_grad():  # as in Lightning's closure
+            return self._attempt_pieces(closure, hand, kwargs, zero)
+
+    def _attempt_pieces(self, closure: Closure, hand: Hand, kwargs: dict[str, Any], zero: "_Zero") -> ClosureResult:
         step, backward, _ = closure_parts(closure)
         name = next(iter(kwargs))
         batch, logged = kwargs[name], LoggedPieces(results_of(self.replay.trainer))

@@ -4,10 +4,9 @@ import itertools
 import logging
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import lightning as L
 import torch
@@ -26,19 +25,18 @@ _MOST_SHAPES: Final = 8
 _NOTE: Final = "MemoryMonitor: out of memory"
 
 
-@dataclass(frozen=True, slots=True)
-class SeenBatch:
+class SeenBatch(NamedTuple):
     """A batch of which only the shapes are kept.
 
     Attributes:
         stage: As Lightning calls it, such as ``train`` or ``validate``.
-        index: Its number in the epoch.
+        number: Its number in the epoch.
         shapes: Shape and type of its first tensors.
     """
 
     stage: str
-    index: int
-    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    number: int
+    shapes: Sequence[tuple[torch.Size, torch.dtype]]
 
     @property
     def samples(self) -> int:
@@ -47,7 +45,7 @@ class SeenBatch:
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{list(shape)} {_name(dtype)}" for shape, dtype in self.shapes)
-        return f"{self.stage} batch {self.index}: {self.samples} samples: {shapes or 'no tensors'}"
+        return f"{self.stage} batch {self.number}: {self.samples} samples: {shapes or 'no tensors'}"
 
 
 class PostMortems:
@@ -92,9 +90,9 @@ class PostMortems:
 
 def see_batch(trainer: L.Trainer, batch: Any, index: int) -> SeenBatch:  # noqa: ANN401 - any nesting of tensors
     """Note the shapes of the first 8 tensors of a batch; those without a batch dimension are left out."""
-    stage = _name_stage(trainer)
-    shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in itertools.islice(_walk(batch), _MOST_SHAPES))
-    return SeenBatch(stage, index, shapes)
+    shapes: list[tuple[torch.Size, torch.dtype]] = []
+    _list_shapes(batch, shapes)
+    return SeenBatch(_name_stage(trainer), index, shapes)
 
 
 def describe_failure(
@@ -140,17 +138,20 @@ def is_noted(error: BaseException | None) -> bool:
     return False
 
 
-def _walk(batch: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    """As `lit_data.types.batch_tensors`, but it stops where its caller does: a batch may hold thousands."""
+def _list_shapes(batch: Any, found: list[tuple[torch.Size, torch.dtype]]) -> None:  # noqa: ANN401
+    """In the order of `lit_data.types.batch_tensors`, but only the first: a batch may hold thousands."""
     if isinstance(batch, Tensor):
-        if batch.ndim:
-            yield batch
-    elif isinstance(batch, Mapping):
-        for key in sorted(batch, key=str):
-            yield from _walk(batch[key])
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from _walk(part)
+        if batch.ndim and len(found) < _MOST_SHAPES:
+            found.append((batch.shape, batch.dtype))
+        return
+    if isinstance(batch, Mapping):
+        batch = [batch[key] for key in sorted(batch, key=str)]
+    elif not isinstance(batch, list | tuple):
+        return
+    for part in batch:
+        if len(found) == _MOST_SHAPES:
+            return
+        _list_shapes(part, found)
 
 
 def _describe_error(error: BaseException | None) -> str:

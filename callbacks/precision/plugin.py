@@ -72,6 +72,7 @@ class MixedPrecision(LightningMixedPrecision):
         device_type: Where autocast works.
         make_scaler: Makes a scaler for fp16.
         keep_fp32: Submodules that stay in float32.
+        watch_loss: Called with each loss before its backward while there is no scaler, which would see it.
         per_optimizer: A scaler for each optimizer.
 
     Attributes:
@@ -86,10 +87,12 @@ class MixedPrecision(LightningMixedPrecision):
         device_type: str,
         make_scaler: Callable[[], WatchedScaler],
         keep_fp32: KeepFp32,
+        watch_loss: Callable[[Tensor], None],
         *,
         per_optimizer: bool,
     ) -> None:
         super().__init__("bf16-mixed", device_type)
+        self._watch_loss = watch_loss
         self._make_scaler, self._per_optimizer, self._keep_fp32 = make_scaler, per_optimizer, keep_fp32
         self._optimizers: list[Optimizer] = []
         self._stepping: Optimizer | None = None
@@ -160,7 +163,17 @@ class MixedPrecision(LightningMixedPrecision):
         return super().autocast_context_manager()
 
     @override
+    def forward_context(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self.autocast_context_manager()
+
+    @override
+    def train_step_context(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self.autocast_context_manager()  # in Lightning's class a context within two others
+
+    @override
     def pre_backward(self, tensor: Tensor, module: LightningModule) -> Tensor:  # type: ignore[override]
+        if not self.scalers:
+            self._watch_loss(tensor)
         if len(self.scalers) < 2:
             return super().pre_backward(tensor, module)
         return LightningPrecision.pre_backward(self, tensor, module)  # scaled once the optimizer is known

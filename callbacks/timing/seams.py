@@ -42,7 +42,7 @@ def attach(clock: StepClock, trainer: L.Trainer, pl_module: L.LightningModule) -
         wrap(strategy, "optimizer_step", partial(clock.measure, "other")),
         *(undo for name, part in _BATCH_HOOKS.items() for undo in _attach_hook(clock, trainer, pl_module, name, part)),
     ]
-    return lambda: _call_all(undo)
+    return lambda: call_all(undo)
 
 
 def _attach_hook(
@@ -81,6 +81,7 @@ class _Fetch:
         call()
 
 
-def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+def call_all(functions: Sequence[Callable[[], None]]) -> None:
+    """Call functions in their order."""
     for function in functions:
         function()

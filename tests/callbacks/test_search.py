@@ -148,15 +148,19 @@ def test_more_memory_makes_failures_forgotten(limit_bytes: int, forgotten: bool)
     assert search.size == (64 if forgotten else 32)
 
 
+def _predict(search: SizeSearch, size: int) -> int:
+    """The least memory that a size is believed to need: with one byte less it is not tried."""
+    return next(memory for memory in range(1, 10**5) if search._top(size, memory) == size)
+
+
 def test_the_peak_is_a_fixed_part_and_one_that_grows() -> None:
     search = SizeSearch(16)
-    assert search.predict(64) == 0
     search.learn(16, 100, MemoryReading(0, 0, 100 + 16 * 10, 1000))
-    assert search.predict(64) == 100 + 64 * 10
+    assert _predict(search, 64) == 100 + 64 * 10
     # two sizes tell what is fixed better than what was allocated before the step: here 200
     search.learn(32, 100, MemoryReading(0, 0, 200 + 32 * 10, 1000))
     search.peaks[16] = (100, 200 + 16 * 10)
-    assert search.predict(64) == 200 + 64 * 10
+    assert _predict(search, 64) == 200 + 64 * 10
 
 
 def test_what_is_there_before_a_step_may_grow_meanwhile() -> None:
@@ -164,14 +168,13 @@ def test_what_is_there_before_a_step_may_grow_meanwhile() -> None:
     search = SizeSearch(16)
     search.learn(16, 100, MemoryReading(0, 0, 100 + 16 * 10, 10**6))
     search.learn(32, 500, MemoryReading(0, 0, 500 + 32 * 10, 10**6))
-    assert search.predict(64) == 500 + 64 * 10
+    assert _predict(search, 64) == 500 + 64 * 10
 
 
 def test_a_peak_that_does_not_grow_predicts_nothing_larger() -> None:
     search = SizeSearch(16)
     search.learn(16, 300, MemoryReading(0, 0, 300, 1000))
     search.learn(8, 300, MemoryReading(0, 0, 310, 1000))
-    assert search.predict(10**6) == 300
     assert search.grow(64, 1)
     assert search.size == 32
 

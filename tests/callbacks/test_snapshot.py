@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAUROC
 
-from lit_data.callbacks.adaptive.numpy_random import NumpyRandom
+from lit_data.callbacks.adaptive.buffers import BufferCopy
+from lit_data.callbacks.adaptive.random_state import NumpyRandom, save_random_state
 from lit_data.callbacks.adaptive.snapshot import (
     GradientSnapshot,
     OptimizerSnapshot,
     StepSnapshot,
     TransferSnapshot,
     renew,
-    save_random_state,
 )
 
 CPU = torch.device("cpu")
@@ -65,6 +65,22 @@ def test_numpy_is_read_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(calls) == 3
     keeper.restore(second)
     assert keeper.save()["has_gauss"] == 1
+
+
+def test_tensors_of_all_kinds_go_back() -> None:
+    kinds = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+    shapes = [(), (3,), (0,), (2, 3), (2, 1, 3)]
+    tensors = [torch.randint(0, 2, shape).to(kind) for kind in kinds for shape in shapes for _ in range(2)]
+    tensors += [torch.rand(6)[::2], torch.rand(3, 2).T, nn.Parameter(torch.rand(3))]
+    before = [tensor.detach().clone() for tensor in tensors]
+    copy = BufferCopy(tensors)
+    for _ in range(2):
+        copy.take()
+        for tensor in tensors:
+            tensor.data.fill_(7)
+        copy.restore()
+        assert all(map(torch.equal, tensors, before))
+    BufferCopy([]).take()
 
 
 def test_another_generator_of_numpy_is_read_each_time() -> None:

@@ -1,15 +1,18 @@
-"""NumPy's global random generator, whose state takes longer to read than all else that is kept before a step."""
+"""The global random generators, of which NumPy's takes longest to read."""
 
 import ctypes
+import random
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 _MT19937_BYTES: Final = 4 * (624 + 1)  # its words, and how many of them are used up
 
 
 class NumpyRandom:
-    """Reads the state only if it changed."""
+    """Reads NumPy's state only if it changed."""
 
     def __init__(self) -> None:
         self._bits = b""
@@ -30,3 +33,21 @@ class NumpyRandom:
         """Put a state back."""
         np.random.set_state(state)  # noqa: NPY002
         self._bits = b""
+
+
+_NUMPY: Final = NumpyRandom()
+
+
+def save_random_state(device: torch.device) -> Callable[[], None]:
+    """Keep the states of all global random generators; the result puts them back."""
+    cpu, plain, numpy = torch.get_rng_state(), random.getstate(), _NUMPY.save()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore() -> None:
+        torch.set_rng_state(cpu)
+        random.setstate(plain)
+        _NUMPY.restore(numpy)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+    return restore

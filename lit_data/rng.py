@@ -38,6 +38,9 @@ class Stream(IntEnum):
     PHOTOMETRY = 5
     NOISE = 6
     USER = 7
+    SHAPES = 8
+    COLOUR = 9
+    MOSAIC = 10
 
 
 def check_seed(seed: int) -> int:

@@ -11,7 +11,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["quick_start"]
+    assert [path.stem for path in NOTEBOOKS] == ["design_a_synthesis", "quick_start"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

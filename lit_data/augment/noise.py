@@ -18,6 +18,7 @@ NOISE_DRAWS: Final = 3
 """Draws that one window takes: row, column, sign."""
 
 
+@torch.compiler.disable
 @lru_cache(maxsize=4)
 def noise_field(device: torch.device) -> Tensor:
     """The field: [FIELD_PX, FIELD_PX] float32, normal with variance 1 (Box and Muller, 1958), the same everywhere."""
@@ -42,5 +43,6 @@ def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
     rows = (start[..., 0, None] + torch.arange(height_px, device=draws.device)) % FIELD_PX
     columns = (start[..., 1, None] + torch.arange(width_px, device=draws.device)) % FIELD_PX
     sign = torch.where(draws[..., 2] < 0.5, -1.0, 1.0)
-    window = noise_field(draws.device)[rows[..., :, None], columns[..., None, :]]
+    field: Tensor = noise_field(draws.device)
+    window = field[rows[..., :, None], columns[..., None, :]]
     return window * sign[..., None, None]

@@ -11,6 +11,7 @@ from lit_data.commands.benchmarks.headroom import run_headroom
 from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.options import read_options
 from lit_data.commands.benchmarks.overhead import run_overhead
+from lit_data.commands.benchmarks.synthesis import run_synthesis
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,17 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``pss_mib``: memory of the main process and its workers, shared pages counted once
     - ``samples``, ``repeats``, ``note``: what was measured, or why it was not
 
+    `synthesis` writes the same files with a row for each family of defects; the table holds medians of these, on one
+    core, as workers draw:
+
+    - ``original_us``: time of a defect, computed over every pixel of the whole first image, one after the other
+    - ``local_us``: in its own window, one after the other; most of it is what calls of torch cost
+    - ``batched_us``: in a batch, as lit_data does it
+    - ``device_us``: the same on a CUDA device, left out elsewhere
+    - ``original_numpy_us``, ``local_numpy_us``: spots as NumPy draws them
+    - ``ratio_to_original``, ``ratio_to_local``: how often ``batched_us`` goes into those, or into NumPy's where that is
+      faster
+
     Returns:
         Keys ``benchmark/NAME``:
 
@@ -45,9 +57,14 @@ def run(cfg: DictConfig) -> dict[str, Any]:
           that are replayed from the device's memory, ``fit_share_of_headroom``
         - mode `callbacks`: ``step_us``, the median step of a small net without callbacks; for each callback of lit_data
           in the configuration and for ``all``: ``NAME_us`` on top of it, ``NAME_share_of_5_ms`` as a share of 5 ms
+        - mode `synthesis`: its columns above under ``FAMILY_COLUMN``, of each family and of ``all`` together;
+          ``ratio_to_original`` and ``ratio_to_local`` of the latter; ``finish_ms``, a planned batch with all families
+          until it is drawn and augmented on the device, or on one core of the CPU; with ``benchmark.compile``
+          ``finish_compiled_ms``, the same with compiled augmentation, or ``finish_compiled_note``, why it could not be
+          compiled
 
     Raises:
-        ConfigError: An option is out of its range.
+        ConfigError: An option is out of its range, or the mode does not fit the data.
     """
     options = read_options(cfg.benchmark)
     device = options.choose_device()
@@ -57,6 +74,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         metrics = run_headroom(cfg, options)
     elif options.mode == "callbacks":
         metrics = run_overhead(cfg, options)
+    elif options.mode == "synthesis":
+        metrics = run_synthesis(cfg, options, device)
     elif options.mode == "collate":
         metrics = run_collate(cfg, options, device)
     else:

@@ -7,22 +7,27 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_data.commands.figures import (
+    CELL_INCHES,
+    DISTRACTOR_COLOUR,
+    TRUE_COLOUR,
+    circle,
+    circle_mask,
+    new_axes,
+    open_figure,
+    save_figure,
+    show_images,
+    show_mask,
+)
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.inference import Defect, find_defects
+from lit_data.inference import Defect
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
 
-TRUE_COLOUR, DISTRACTOR_COLOUR = "#ff3b30", "#34aadc"
 _CANDIDATES = 64
-_CELL_INCHES = 2.1
 
 
 def draw_samples(
@@ -42,22 +47,22 @@ def draw_samples(
     Returns:
         A planned batch on the host, and which of its samples are shown.
     """
-    planned, batch = _read_samples(datamodule, stage, epoch)
-    marks = datamodule.mark_distractors(planned, stage)
+    planned, batch = read_samples(datamodule, stage, epoch)
+    marks = _mark_distractors(datamodule, planned, stage)
     masks = batch.get("mask", torch.zeros_like(batch["image"][:, :1]))
-    interest = 2.0 * masks.flatten(1).amax(1) + (0 if marks is None else marks.flatten(1).amax(1))
+    interest = 2.0 * masks.flatten(1).amax(1) + (0 if marks is None else marks.flatten(1).amax(1).float())
     rows = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
-    figure, axes = _open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
+    figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
     for cells, row in zip(axes, rows, strict=True):
-        _show_images(cells[:3], batch["image"][row])
-        _show_mask(cells[3], masks[row, 0])
-        _circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
+        show_images(cells[:3], batch["image"][row])
+        show_mask(cells[3], masks[row, 0])
+        circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
         for channel, cell in enumerate(cells[:3]):
             if marks is not None:
-                _circle_mask(cell, marks[row, channel], DISTRACTOR_COLOUR)
+                circle_mask(cell, marks[row, channel], DISTRACTOR_COLOUR)
         top, left = batch["position"][row].tolist()
         cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
-    _save(figure, path, f"{stage} samples, epoch {epoch}", ("true defect", "distractor (not in the mask)"))
+    save_figure(figure, path, f"{stage} samples, epoch {epoch}", ("true defect", "distractor (not in the mask)"))
     return planned, rows
 
 
@@ -72,7 +77,7 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
         count: Rows of the picture.
     """
     stage: Stage = "test" if len(datamodule.dataset("test")) else "val"
-    _, batch = _read_samples(datamodule, stage, 0)
+    _, batch = read_samples(datamodule, stage, 0)
     masks = batch["mask"]
     rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[: count - 1].tolist()
     rows += torch.argsort(masks.flatten(1).sum(1), stable=True)[:1].tolist()
@@ -81,16 +86,16 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
     if probability is None:
         log.info("no predictions.png: predict_step of %s returns no `probability`", type(model).__name__)
         return
-    figure, axes = _open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
+    figure, axes = open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
     for cells, image, mask, found in zip(axes, shown["image"], shown["mask"], probability, strict=True):
-        _show_images(cells[:2], image)
+        show_images(cells[:2], image)
         difference = (image[0] - image[1:].mean(0)).abs()
         cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
-        _show_mask(cells[3], mask[0])
+        show_mask(cells[3], mask[0])
         cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
         for cell in (cells[0], cells[2], cells[4]):
-            _circle_mask(cell, mask[0], TRUE_COLOUR)
-    _save(figure, path, f"predictions on {stage} patches", ("true defect",))
+            circle_mask(cell, mask[0], TRUE_COLOUR)
+    save_figure(figure, path, f"predictions on {stage} patches", ("true defect",))
 
 
 def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:
@@ -101,16 +106,16 @@ def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path
         path: The PNG to write.
     """
     height, width = images[0][1].shape
-    rows = min(_CELL_INCHES * height / width, 9.0)
-    figure, axes = _new_axes(2, len(images), 2 * rows + 0.9)
+    rows = min(CELL_INCHES * height / width, 9.0)
+    figure, axes = new_axes(2, len(images), 2 * rows + 0.9)
     for (name, pixels, probability, defects), cells in zip(images, axes.T, strict=True):
         low, high = np.percentile(pixels, (0.5, 99.5))
         cells[0].imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-3))
         cells[0].set_title(f"{name[-24:]}\n{len(defects)} defects", fontsize=8)
         cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
         for cell in cells:
-            _circle(cell, defects, probability.shape, TRUE_COLOUR)
-    _save(figure, path, "images with the surest defects, and their probability", ("found",))
+            circle(cell, defects, probability.shape, TRUE_COLOUR)
+    save_figure(figure, path, "images with the surest defects, and their probability", ("found",))
 
 
 @torch.no_grad()
@@ -123,7 +128,7 @@ def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None
     return result["probability"].float().cpu() if isinstance(result, dict) and "probability" in result else None
 
 
-def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple[Batch, Batch]:
+def read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple[Batch, Batch]:
     """Up to 64 samples, spread over the split: planned, and finished."""
     loader = datamodule.make_loader(stage)
     length = loader.order.length
@@ -132,54 +137,11 @@ def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple
     return planned, datamodule.finish_batch(planned, stage)
 
 
-def _open_figure(rows: int, titles: Sequence[str]) -> tuple[Figure, NDArray[np.object_]]:
-    figure, axes = _new_axes(rows, len(titles), _CELL_INCHES * rows + 0.7)
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title, fontsize=10)
-    return figure, axes
-
-
-def _new_axes(rows: int, columns: int, height_inches: float) -> tuple[Figure, NDArray[np.object_]]:
-    figure = Figure(figsize=(_CELL_INCHES * columns, height_inches), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    return figure, axes
-
-
-def _show_images(cells: Sequence[Axes], image: Tensor) -> None:
-    """Target and references on one grey scale, so that they can be compared."""
-    low, high = np.percentile(image.numpy(), (0.5, 99.5))
-    for cell, channel in zip(cells, image, strict=False):
-        cell.imshow(channel.numpy(), cmap="gray", vmin=low, vmax=max(high, low + 1e-3), interpolation="nearest")
-
-
-def _show_mask(cell: Axes, mask: Tensor) -> None:
-    cell.imshow(mask.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-
-
-def _circle_mask(cell: Axes, mask: Tensor, colour: str) -> None:
-    _circle(cell, find_defects(mask.numpy()), tuple(mask.shape), colour)
-
-
-def _circle(cell: Axes, defects: Sequence[Defect], shape: tuple[int, ...], colour: str) -> None:
-    angle = np.linspace(0, 2 * np.pi, 40)
-    for defect in defects:
-        radius = max(defect.height_px, defect.width_px) / 2 + 3
-        cell.plot(defect.x + radius * np.cos(angle), defect.y + radius * np.sin(angle), color=colour, linewidth=1.2)
-    cell.set_xlim(-0.5, shape[1] - 0.5)
-    cell.set_ylim(shape[0] - 0.5, -0.5)
-
-
-def _save(figure: Figure, path: Path, title: str, legend: Sequence[str]) -> None:
-    colours = (TRUE_COLOUR, DISTRACTOR_COLOUR)
-    handles = [
-        Line2D([], [], color=colour, marker="o", markerfacecolor="none", linestyle="", label=label)
-        for colour, label in zip(colours, legend, strict=False)
-    ]
-    figure.suptitle(title, fontsize=11)
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    figure.savefig(path)
-    log.info("picture: %s", path)
+def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:
+    """[B, C, H, W] bool: in each image what looks like a defect and is none; none if nothing is drawn."""
+    found = datamodule.inspect(stage).annotate(planned)
+    if found is None:
+        return None
+    plan, annotations = found
+    is_distractor = torch.cat((torch.zeros(1, dtype=torch.bool), ~plan.is_true))
+    return is_distractor[annotations.labels.long()]

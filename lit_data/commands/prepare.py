@@ -1,13 +1,16 @@
 """``prepare``: check the files and build the decoded store ahead of the first run."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from lit_data.commands.export import export_set
 from lit_data.commands.session import build_datamodule
 from lit_data.commands.targets import instantiate
-from lit_data.errors import StoreCorruptError
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError, StoreCorruptError
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +18,10 @@ log = logging.getLogger(__name__)
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Decode every file strictly: into the store, or with ``prepare.check=true`` only to see whether it is good.
 
+    ``prepare.export=FOLDER`` then writes the samples of a stage with their defects, see `lit_data.commands.export`.
+
     Returns:
-        Images, patches of each split and bytes of the store.
+        Images, patches of each split and bytes of the store; samples, defects and distractors of an export.
 
     Raises:
         DataError: Files are bad; all of them are listed.
@@ -31,6 +36,17 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         if damaged:
             raise StoreCorruptError(f"{len(damaged)} entries are damaged:\n  " + "\n  ".join(damaged[:100]))
     report = datamodule.describe()
+    if cfg.prepare.export:
+        report |= _export(cfg, datamodule)
     for key, value in report.items():
         log.info("%s: %s", key.replace("_", " "), value)
     return {f"prepare/{key}": value for key, value in report.items()}
+
+
+def _export(cfg: DictConfig, datamodule: BaseDataModule) -> dict[str, int]:
+    if cfg.prepare.export_stage not in ("train", "val", "test"):
+        raise ConfigError(f"prepare.export_stage={cfg.prepare.export_stage!r} must be train, val or test")
+    about = {"name": cfg.name, "seed": cfg.seed, "data": OmegaConf.to_container(cfg.data, resolve=True)}
+    folder, stage = Path(cfg.prepare.export), cfg.prepare.export_stage
+    done = export_set(datamodule, folder, stage=stage, epoch=cfg.prepare.export_epoch, about=about)
+    return {f"exported_{key}": value for key, value in done.items()}

@@ -1,4 +1,4 @@
-"""``show``: draw what a model will see, with the plan of each patch."""
+"""``show``: draw what a model will see, with the plan of each patch, the families of defects and the augmentation."""
 
 import csv
 import logging
@@ -8,23 +8,28 @@ from typing import Any
 from omegaconf import DictConfig
 
 from lit_data.commands.pictures import draw_samples
+from lit_data.commands.previews import draw_augmented, draw_families
 from lit_data.commands.session import build_datamodule
 
 log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Write ``samples.png``, and ``plan.csv`` with one row for each defect drawn in the patches shown.
+    """Write pictures of samples and of what they are made by.
+
+    - ``samples.png``, and ``plan.csv`` with one row for each defect drawn in the patches shown
+    - ``families.png``: each family of defects on its own, with masks and severities
+    - ``augment.png``: samples before and after augmentation, where the stage has one
 
     Returns:
-        Number of patches and defects shown.
+        Number of patches, defects and families shown.
     """
     folder = Path(cfg.paths.run)
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     path, stage = folder / "samples.png", cfg.show.stage
     batch, shown = draw_samples(datamodule, path, stage=stage, count=cfg.show.count, epoch=cfg.show.epoch)
-    rows = datamodule.describe_plan(batch, stage, shown)
+    rows = datamodule.inspect(stage).describe_plan(batch, shown)
     if rows:
         path = folder / "plan.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -32,4 +37,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             writer.writeheader()
             writer.writerows(rows)
         log.info("plan: %s", path)
-    return {"show/patches": len(shown), "show/defects": len(rows)}
+    options = {"stage": stage, "epoch": cfg.show.epoch}
+    families = draw_families(datamodule, folder / "families.png", count=cfg.show.examples, **options)
+    draw_augmented(datamodule, folder / "augment.png", count=cfg.show.count, **options)
+    return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}

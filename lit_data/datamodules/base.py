@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, format_batch
+from lit_data.datamodules.hook_chain import HookChain
+from lit_data.datamodules.inspection import Inspection
 from lit_data.datamodules.ranks import check_ranks_agree
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -36,6 +38,8 @@ class BaseDataModule(L.LightningDataModule):
     is never waited for; the few numbers travel with the batch. `finish_batch` then works on the device and draws
     nothing.
 
+    Hooks around the transfer that a LightningModule has itself run behind those of this class, see `HookChain`.
+
     A subclass sets `batch_keys` and `channel_names` and writes `build_dataset`, `plan_batch` and `finish_batch`.
 
     Args:
@@ -58,6 +62,15 @@ class BaseDataModule(L.LightningDataModule):
         self._loaders: dict[Stage, MicroBatchLoader] = {}
         self._resumed: dict[str, Any] | None = None
 
+    @property
+    def trainer(self) -> L.Trainer | None:
+        """The Trainer of the run; each run sets it, after it has chosen whose hooks it calls."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        self._trainer, self._chain = trainer, HookChain(self, trainer, BaseDataModule)
+
     @abstractmethod
     def build_dataset(self, stage: Stage) -> RowWriter:
         """The dataset of one stage, from what `prepare_data` made."""
@@ -70,13 +83,9 @@ class BaseDataModule(L.LightningDataModule):
     def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
         """Turn a planned batch on its device into what the model sees."""
 
-    def mark_distractors(self, batch: Batch, stage: Stage) -> Tensor | None:
-        """For pictures: what a planned batch holds that looks like a defect and is none; none if it holds nothing."""
-        return None
-
-    def describe_plan(self, batch: Batch, stage: Stage, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """What was planned for some samples of a planned batch, one dict for each thing that is drawn."""
-        return []
+    def inspect(self, stage: Stage) -> Inspection:
+        """What there is to say about the samples of a stage, for pictures and exports."""
+        return Inspection()
 
     def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
         """For ``benchmark``: map-style datasets that give a stage's samples as people make them without lit_data.
@@ -167,23 +176,32 @@ class BaseDataModule(L.LightningDataModule):
         """Batches of all images, in order."""
         return self._open_loader("predict")
 
-    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - see `sees_example`
         """Draw what the batch needs while its indices are still on the host."""
+        if self._chain.sees_example(batch):
+            return self._chain.pass_on("on_before_batch_transfer", batch, dataloader_idx)
         planned = self.plan_batch(batch, self._stage())
+        if self._chain.has("on_before_batch_transfer"):
+            return self._chain.before(planned, dataloader_idx)
         return batch.extended(planned) if isinstance(batch, StagedBatch) else planned
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:  # noqa: ANN401
-        """Take over the copy that the loader began, if it did."""
+        """Take over the copy that the loader began, if it did; leave all to a module that moves batches itself."""
+        if self._chain.has("transfer_batch_to_device"):
+            return self._chain.transfer(batch, device, dataloader_idx)
         if isinstance(batch, StagedBatch):
             return finish_transfer(batch, device)
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
         """Finish the batch on its device: no gradient, and float32 whatever the precision of the run."""
-        device = next(iter(batch.values())).device
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        if self._chain.has_example:
+            return self._chain.pass_on("on_after_batch_transfer", batch, dataloader_idx)
+        devices = [value.device for value in batch.values() if isinstance(value, Tensor)]  # a plan may be an object
+        with torch.no_grad(), torch.autocast(devices[0].type, enabled=False):
             finished = self.finish_batch(batch, self._stage())
-        return format_batch(finished, self.batch_format, self.channel_names)
+        formatted = format_batch(finished, self.batch_format, self.channel_names)
+        return self._chain.after(formatted, batch, dataloader_idx)
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader for the Trainer, which asks on all ranks."""
@@ -191,9 +209,13 @@ class BaseDataModule(L.LightningDataModule):
         if loader.order.world_size > 1:
             check_ranks_agree(loader)
         device = self.trainer.strategy.root_device if self.trainer else None
-        if device is not None and device.type == "cuda" and self.loader.pins_memory:
+        if device is not None and device.type == "cuda" and self.loader.pins_memory and self._copies_ahead():
             loader.device = device
         return loader
+
+    def _copies_ahead(self) -> bool:
+        """Whether no hook of the module comes between a batch on the host and its copy."""
+        return not (self._chain.has("on_before_batch_transfer") or self._chain.has("transfer_batch_to_device"))
 
     def _stage(self) -> Stage:
         stage = self.trainer.state.stage if self.trainer else None

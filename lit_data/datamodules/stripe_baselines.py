@@ -19,7 +19,7 @@ from lit_data.types import Batch
 def build_stripe_baselines(
     dataset: StripeDataset, files: StripeFiles, transformation: StripeTransform, *, finished: bool
 ) -> Mapping[str, Dataset[Batch]]:
-    """The original loader of a split and its improved form.
+    """The original loader of a split and its improved form; none where they cannot do what the transformation does.
 
     Args:
         dataset: The split.
@@ -27,6 +27,9 @@ def build_stripe_baselines(
         transformation: What is drawn on them; augmentation is left out.
         finished: Cast, and draw the defects; otherwise patches stay as stored.
     """
+    library = transformation.synthesis is not None and not transformation.synthesis.has_plain_spots_only
+    if (finished and library) or any(dataset.margin_px):
+        return {}
     recipe = StripeRecipe(
         patch_px=dataset.grid.patch_px,
         decoder=files.image_decoder(),

@@ -1,23 +1,24 @@
 """What happens to a stripe batch between the loader and the model: planned on the host, finished on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_data.augment import SingleTexture, StripeAugment
+from lit_data.augment import Augmentation, Layers, SingleTexture
 from lit_data.datasets.drawn import DefectWriter
 from lit_data.datasets.layouts import ROLES
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
+from lit_data.synthesis.annotation import Annotations, annotate
 from lit_data.synthesis.values import ValueRange
 from lit_data.types import Batch, Stage
 
-Backend = Literal["auto", "cpu", "device"]
-_PLAN: Final = "plan_"
+PLAN_KEY: Final = "plan"
+"""Where a planned batch holds its `DefectPlan`, which moves to a device as tensors do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +27,21 @@ class StripeTransform:
 
     Args:
         values: Pixel values that become 0 and 1.
-        patch_px: (H, W) of a sample.
+        read_px: (H, W) of a sample of each stage, with the margin that its augmentation needs.
         expand: For each of target, ref1, ref2 the stored channel that gives it.
         seed: Seed of every draw.
         synthesis: Defects for samples without a mask of their own.
         nuisance: What makes the channels of a single texture differ.
-        augment: Augmentation of training samples.
+        augment: Augmentation of the samples of each stage that has one.
     """
 
     values: ValueRange
-    patch_px: tuple[int, int]
+    read_px: Mapping[Stage, tuple[int, int]]
     expand: tuple[int, ...]
     seed: int
     synthesis: DefectSpec | None
     nuisance: SingleTexture | None
-    augment: StripeAugment | None
+    augment: Mapping[Stage, Augmentation]
 
     def plan(self, batch: Batch, stage: Stage) -> Batch:
         """Add the drawn numbers of each sample, from its own stream.
@@ -54,20 +55,20 @@ class StripeTransform:
         """
         index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
         if self.synthesis and stage != "predict" and batch.keys().isdisjoint(("mask", "mask_index")):
-            batch = self.add_plan(batch)
+            batch = self.add_plan(batch, stage)
         if self.nuisance:
             batch = batch | self.nuisance.draw(self.seed, epoch, index, channels)
-        if self.augment and stage == "train":
-            batch = batch | self.augment.draw(self.seed, epoch, index, channels)
+        if stage in self.augment:
+            batch = batch | self.augment[stage].draw(self.seed, epoch, index, channels)
         return batch
 
-    def add_plan(self, batch: Batch) -> Batch:
+    def add_plan(self, batch: Batch, stage: Stage) -> Batch:
         """Add the defects of each sample to a batch, drawn yet or not."""
         if self.synthesis is None:
             return batch
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
-        plan = sample_plan(self.synthesis, self.seed, epoch, index, (len(self.expand), *self.patch_px))
-        return batch | {_PLAN + name: torch.from_numpy(array) for name, array in plan.arrays().items()}
+        plan = sample_plan(self.synthesis, self.seed, epoch, index, (len(self.expand), *self.read_px[stage]))
+        return batch | {PLAN_KEY: cast(Tensor, plan.to("cpu"))}
 
     def finish(self, batch: Batch, stage: Stage) -> tuple[Tensor, Tensor | None]:
         """Do the work that was planned, on the device of the batch.
@@ -80,56 +81,61 @@ class StripeTransform:
             images: [B, 3, H, W] float32 in 0..1.
             masks: [B, 1, H, W] float32 in {0, 1}; none where nothing says what a defect is.
         """
-        images, values = batch["image"], self.values
-        if self.expand != tuple(range(images.shape[1])):
-            images = images[:, list(self.expand)]
-        if self.nuisance:
-            images, values = self.nuisance.forward(_to_unit(images, values), batch), ValueRange()
+        images, masks = self.draw(batch)
+        if stage not in self.augment:
+            return images, masks
+        augmented = self.augment[stage].forward(Layers(images, masks), batch)
+        return augmented.images, augmented.masks
+
+    def draw(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """What `finish` does before augmentation."""
+        images, values = self.spread(batch["image"], batch)
         masks = batch["mask"].to(torch.float32) if "mask" in batch else None
         plan = self._plan_of(batch)
         if plan is not None:
             images, masks = render(images.to(torch.float32).contiguous(), plan, values)
-        images = _to_unit(images, values)
-        if self.augment and stage == "train":
-            images, masks = self.augment.forward(images, masks, batch)
-        return images, masks
+        return _to_unit(images, values), masks
 
-    def choose_writer(self, backend: Backend, *, pixels: bool) -> DefectWriter | None:
-        """Who draws the defects of a dataset: its workers, or nobody before the batch is on the device.
+    def spread(self, images: Tensor, batch: Batch) -> tuple[Tensor, ValueRange]:
+        """Stored pixels as target and references, [B, 3, H, W], with their value range; told apart if need be."""
+        if self.expand != tuple(range(images.shape[1])):
+            images = images[:, list(self.expand)]
+        if self.nuisance:
+            return self.nuisance.forward(_to_unit(images, self.values), batch), ValueRange()
+        return images, self.values
 
-        Args:
-            backend: As configured.
-            pixels: Whether the dataset holds pixels at all.
+    def keeps_whole_values(self, stage: Stage) -> bool:
+        """Whether finished samples are whole pixel values, only scaled."""
+        return self.values.whole and self.nuisance is None and stage not in self.augment
 
-        Raises:
-            ConfigError: Workers shall draw and cannot.
+    def build_writer(self) -> DefectWriter | None:
+        """What workers draw defects with; none where they cannot, or nothing is drawn.
+
+        They draw into stored pixels, so these must be whole numbers, and target and references as they are.
         """
         stored = self.values.whole and self.nuisance is None and self.expand == tuple(range(len(ROLES)))
-        if backend == "cpu" and not (stored and pixels):
-            raise ConfigError(
-                "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels (layouts "
-                "channels and files) and pixels on the host (not cache=device). Set data.backend=auto"
-            )
-        chosen = backend == "cpu" or (backend == "auto" and not torch.cuda.is_available())
-        if self.synthesis is None or not (chosen and stored and pixels):
-            return None
-        return DefectWriter(self.synthesis, self.seed, self.values)
+        return DefectWriter(self.synthesis, self.seed, self.values) if self.synthesis and stored else None
 
-    def mark_distractors(self, batch: Batch, stage: Stage) -> Tensor | None:
-        """Where the distractors of a planned batch end up, for pictures.
+    def annotate(self, clean: Tensor, batch: Batch, stage: Stage) -> tuple[DefectPlan, Annotations] | None:
+        """Where the defects of a planned batch end up, and how strong they are.
+
+        Args:
+            clean: [B, C, H, W], the stored pixels of the batch before anything was drawn.
+            batch: The planned batch.
+            stage: The stage it was planned for.
 
         Returns:
-            [B, 3, H, W] float32 in {0, 1}, for each image its own; none for a batch without a plan.
+            The plan and its annotations, with labels as the model sees them; none for a batch without a plan.
         """
         plan = self._plan_of(batch)
         if plan is None:
             return None
-        size = (len(batch["index"]), len(self.expand), *self.patch_px)
-        marks = torch.cat([_draw_marks(plan, channel, size) for channel in range(size[1])], dim=1)
-        if self.augment and stage == "train":
-            _, moved = self.augment.forward(torch.zeros(size), marks, batch)
-            return moved
-        return marks
+        images, values = self.spread(clean, batch)
+        found = annotate(images.contiguous(), plan, values)
+        if stage in self.augment:
+            layers = Layers(torch.zeros(found.labels.shape), found.labels)
+            found = replace(found, labels=cast(Tensor, self.augment[stage].forward(layers, batch).masks))
+        return plan, found
 
     def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The defects planned for some samples of a batch, one dict each; places are those before augmentation.
@@ -141,33 +147,28 @@ class StripeTransform:
         whole = self._plan_of(batch)
         if whole is None:
             return []
-        plan = _select(whole, torch.isin(whole.row, torch.tensor(rows, dtype=torch.int64)))
-        index = batch["index"][plan.row]
+        plan = whole.select(torch.isin(whole.row, torch.tensor(rows, dtype=torch.int64)))
         columns = {
-            "index": index.tolist(),
+            "index": batch["index"][plan.row].tolist(),
+            "family": [plan.spec.members[number].name for number in plan.family.tolist()],
             "y": plan.y.tolist(),
             "x": plan.x.tolist(),
-            "height_px": [plan.spots[spot].height_px for spot in plan.spot.tolist()],
-            "width_px": [plan.spots[spot].width_px for spot in plan.spot.tolist()],
             "amplitude": [round(value, 4) for value in plan.amplitude.tolist()],
             "is_true": plan.is_true.tolist(),
             **{name: plan.channels[:, number].tolist() for number, name in enumerate(ROLES)},
+            "parameters": [_describe_shape(plan, number) for number in range(len(plan))],
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _plan_of(self, batch: Batch) -> DefectPlan | None:
-        arrays = {key.removeprefix(_PLAN): value for key, value in batch.items() if key.startswith(_PLAN)}
-        return DefectPlan(spots=self.synthesis.spots, **arrays) if arrays and self.synthesis else None
+        return cast(DefectPlan | None, batch.get(PLAN_KEY))
 
 
-def check_backend(backend: str) -> None:
-    """Refuse an unknown one.
-
-    Raises:
-        ConfigError: It is none of `Backend`.
-    """
-    if backend not in get_args(Backend):
-        raise ConfigError(f"backend={backend!r} is unknown: choose one of {', '.join(get_args(Backend))}")
+def find_margins(augment: Mapping[Stage, Augmentation], patch_px: tuple[int, int]) -> dict[Stage, tuple[int, int]]:
+    """Pixels that patches of each stage are read larger by: what their augmentation needs if it crops to a patch."""
+    margins: dict[Stage, tuple[int, int]] = dict.fromkeys(get_args(Stage), (0, 0))
+    crops = {stage: step for stage, step in augment.items() if step.crop_px == patch_px}
+    return margins | {stage: step.margin_px(patch_px) for stage, step in crops.items()}
 
 
 def find_unit_range(dtype: "np.dtype[np.generic]", value_range: Sequence[float] | None) -> ValueRange:
@@ -201,11 +202,7 @@ def _to_unit(images: Tensor, values: ValueRange) -> Tensor:
     return images.to(torch.float32).sub(values.low).div_(values.scale).clamp_(0, 1)
 
 
-def _select(plan: DefectPlan, chosen: Tensor) -> DefectPlan:
-    return replace(plan, **{name: array[chosen] for name, array in plan.arrays().items()})
-
-
-def _draw_marks(plan: DefectPlan, channel: int, size: tuple[int, ...]) -> Tensor:
-    """The windows of the distractors that one channel carries: [B, 1, H, W]."""
-    distractors = _select(plan, ~plan.is_true & plan.channels[:, channel])
-    return render(torch.zeros(size), replace(distractors, is_true=torch.ones_like(distractors.is_true)))[1]
+def _describe_shape(plan: DefectPlan, number: int) -> str:
+    """The parameters of one defect, ``name=value`` each."""
+    names = plan.spec.members[int(plan.family[number])].parameters
+    return " ".join(f"{name}={value:.4g}" for name, value in zip(names, plan.values[number].tolist(), strict=False))

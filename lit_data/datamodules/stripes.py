@@ -7,15 +7,17 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import nn
 from torch.utils.data import Dataset
 
-from lit_data.augment import SingleTexture, StripeAugment
+from lit_data.augment import SingleTexture, stage_augmentations
+from lit_data.datamodules.backend import Backend, DrawingBackend
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.stripe_baselines import build_stripe_baselines
 from lit_data.datamodules.stripe_files import StripeFiles
-from lit_data.datamodules.stripe_transform import Backend, StripeTransform, check_backend, find_unit_range
+from lit_data.datamodules.stripe_inspection import StripeInspection
+from lit_data.datamodules.stripe_transform import StripeTransform, find_margins, find_unit_range
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.layouts import ROLES, rule_of
@@ -76,10 +78,12 @@ class StripeDataModule(BaseDataModule):
         samples: Parameters of the sample set, see `StripeSampleSpec`.
         loader: Batch size, workers, seed.
         synthesis: Defects to draw; none draws none.
-        augment: Augmentation of the training split; none leaves images as they are.
+        augment: Augmentation of the training split, or a mapping of stages to theirs; an `Augmentation`, or any module
+            of yours (see `lit_data.augment.Foreign`). None leaves images as they are.
         nuisance: For layout `single`: what makes target and references differ.
-        backend: Where defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`: by
-            the workers where there is no CUDA device and they can. The samples are the same to the byte.
+        backend: Where defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`:
+            where a short measurement says. The samples are the same to the byte on the CPU, and to one grey level of
+            255 between CPU and GPU.
         batch_format: See above.
 
     Raises:
@@ -114,7 +118,7 @@ class StripeDataModule(BaseDataModule):
         samples: Mapping[str, Any] | None = None,
         loader: LoaderOptions | None = None,
         synthesis: DefectSpec | None = None,
-        augment: StripeAugment | None = None,
+        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         nuisance: SingleTexture | None = None,
         backend: Backend = "auto",
         batch_format: BatchFormat = "dict",
@@ -138,8 +142,7 @@ class StripeDataModule(BaseDataModule):
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
         self.patch_px, self.stride_px, self.edges = patch_px, stride_px, edges
         self.value_range = value_range
-        self.synthesis, self.augment, self.backend = synthesis, augment, backend
-        check_backend(backend)
+        self.synthesis, self.augment, self.backend = synthesis, augment, DrawingBackend(backend)
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
         self.bank: ImageBank
         self.grid: PatchGrid
@@ -161,15 +164,21 @@ class StripeDataModule(BaseDataModule):
         """Patches of the images of one stage; those of all images to predict."""
         pixels = self.source_files.cache != "device"
         if stage == "predict":
-            return StripeDataset(self.bank, self.grid, pixels=pixels)
+            return StripeDataset(self.bank, self.grid, pixels=pixels, margin_px=self.margins_px[stage])
         images = self.split_images[stage]
         masks = None
         if stage in self.mask_splits:
             masks = self.source_files.open_masks(images.tolist(), self.bank, stage)
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
-        defects = self.transformation.choose_writer(self.backend, pixels=pixels) if masks is None else None
-        return StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels, defects=defects)
+        margin_px = self.margins_px[stage]
+        dataset = StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels, margin_px=margin_px)
+        if masks is not None or self.synthesis is None:
+            return dataset
+        writer = self.backend.choose(dataset, self.transformation.build_writer(), self.loader, self.trainer)
+        if writer is None:
+            return dataset
+        return StripeDataset(self.bank, self.grid, images=images, defects=writer, margin_px=margin_px)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
@@ -178,22 +187,18 @@ class StripeDataModule(BaseDataModule):
     def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
         """Cut what was not cut by the loader, cast to float, spread to three channels, render defects, augment."""
         if "image" not in batch:
-            batch = self._device_patches.fill(batch, cast(StripeDataset, self.dataset(stage)))
+            batch = self._device_patches.fill(batch, self._stripes(stage))
         images, masks = self.transformation.finish(batch, stage)
         finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
         return finished if masks is None else finished | {"mask": masks}
 
-    def mark_distractors(self, batch: Batch, stage: Stage) -> Tensor | None:
-        """For pictures: where the distractors of a planned batch end up, [B, 3, H, W] float32 in {0, 1}."""
-        return self.transformation.mark_distractors(self._with_plan(batch, stage), stage)
-
-    def describe_plan(self, batch: Batch, stage: Stage, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The defects planned for some samples of a batch, one dict each; places are those before augmentation."""
-        return self.transformation.describe_plan(self._with_plan(batch, stage), rows)
+    def inspect(self, stage: Stage) -> StripeInspection:
+        """The plans of samples, where their defects show, and each family of defects on its own."""
+        return StripeInspection(self._stripes(stage), self.transformation, self._device_patches, stage)
 
     def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
         """For ``benchmark``: whole-image decoding and drawing, and its improved form."""
-        dataset = cast(StripeDataset, self.dataset(stage))
+        dataset = self._stripes(stage)
         return build_stripe_baselines(dataset, self.source_files, self.transformation, finished=finished)
 
     def check_sources(self) -> dict[str, int]:
@@ -211,36 +216,35 @@ class StripeDataModule(BaseDataModule):
             raise ConfigError("only a store can be verified: set data.cache=store")
         return self.bank.verify()
 
+    def describe_loaders(self) -> dict[str, dict[str, Any]]:
+        """For each stage that was read its workers, and who draws the defects."""
+        return super().describe_loaders() | self.backend.to_plain()
+
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, patches of each split, bytes of its pixels."""
         patches = {f"{split}_patches": len(self.dataset(split)) for split in SPLITS}
         images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
         return describe_bank(self.bank) | images | patches
 
-    def _with_plan(self, batch: Batch, stage: Stage) -> Batch:
-        drawn = cast(StripeDataset, self.dataset(stage)).defects is not None
-        return self.transformation.add_plan(batch) if drawn else batch
+    def _stripes(self, stage: Stage) -> StripeDataset:
+        return cast(StripeDataset, self.dataset(stage))
 
     def _open(self) -> None:
         if hasattr(self, "bank"):
             return
         self.bank = self.source_files.open_images()
-        self.grid = PatchGrid(
-            self.bank.heights_px,
-            self.bank.widths_px,
-            self.patch_px,
-            self.stride_px,
-            self.edges,
-            name=self.bank.name,
-        )
+        sizes_px = self.bank.heights_px, self.bank.widths_px
+        self.grid = PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name)
         names = self.source_files.names(self.bank)
         self.split_images: dict[str, NDArray[np.int64]] = split_images(names, self.splits, seed=self.split_seed)
+        augment, patch_px = stage_augmentations(self.augment), self.grid.patch_px
+        self.margins_px = find_margins(augment, patch_px)
         self.transformation = StripeTransform(
             values=find_unit_range(self.bank.dtype, self.value_range),
-            patch_px=self.grid.patch_px,
+            read_px={s: (patch_px[0] + 2 * m[0], patch_px[1] + 2 * m[1]) for s, m in self.margins_px.items()},
             expand=rule_of(self.source_files.layout).expand,
             seed=self.loader.seed,
             synthesis=self.synthesis,
             nuisance=self.nuisance,
-            augment=self.augment,
+            augment=augment,
         )

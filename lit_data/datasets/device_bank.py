@@ -50,7 +50,7 @@ class DeviceBank:
             self._channels = torch.arange(store.channels, device=device)
 
     def cut(self, images: Tensor, positions: Tensor, patch_px: tuple[int, int]) -> Tensor:
-        """Cut patches; past the lower and right edge an image is mirrored without its edge row.
+        """Cut patches; past its edges an image is mirrored without its edge row.
 
         Args:
             images: [B] int64, numbers of images, on the device.
@@ -90,7 +90,8 @@ class DevicePatches:
         Raises:
             ConfigError: The pixels do not fit on the device, or are not in a store.
         """
-        positions, patch_px = batch["position"], dataset.grid.patch_px
+        positions = batch["position"] - torch.tensor(dataset.margin_px, device=batch["position"].device)
+        patch_px = dataset.read_px
         images = self._find(dataset.bank, positions.device)
         filled = batch | {"image": images.cut(batch["image_index"], positions, patch_px)}
         if dataset.masks is not None:
@@ -148,5 +149,5 @@ def _map_pixels(store: DecodedStore) -> Tensor:
 
 
 def _mirror(starts: Tensor, length_px: int, limits_px: Tensor) -> Tensor:
-    index = starts + torch.arange(length_px, device=starts.device)
-    return torch.where(index < limits_px, index, 2 * (limits_px - 1) - index)
+    index, last = starts + torch.arange(length_px, device=starts.device), limits_px - 1
+    return (last - (last - index.abs()).abs()).clamp(min=0)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from lit_data.synthesis.drawing import draw
-from lit_data.synthesis.plan import DefectSpec, sample_plan
+from lit_data.synthesis import DefectSpec, sample_plan
+from lit_data.synthesis.drawing import draw_spots
+from lit_data.synthesis.renderer import draw
 from lit_data.synthesis.values import ValueRange
 from lit_data.types import Array
 
@@ -34,4 +36,9 @@ class DefectWriter:
             index: [M] numbers of the samples' random streams.
             epoch: The epoch they are drawn for.
         """
-        draw(images, masks, sample_plan(self.spec, self.seed, epoch, index, images.shape[1:]), self.values)
+        plan = sample_plan(self.spec, self.seed, epoch, index, images.shape[1:])
+        masks[...] = 0
+        if self.spec.has_plain_spots_only:
+            draw_spots(images, masks, plan, self.values)
+        else:
+            draw(torch.from_numpy(images), torch.from_numpy(masks), plan, self.values)

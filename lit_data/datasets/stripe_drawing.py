@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.synthesis import DefectPlan, SpotShape
-from lit_data.synthesis.shapes import window_start
+from lit_data.synthesis.families.spot import Spot
+from lit_data.synthesis.kernels import window_start
 
 Floats = NDArray[np.float32]
 
@@ -31,14 +32,14 @@ def place_spots(target: Floats, plan: DefectPlan, numbers: Iterable[int], top: i
 
     Args:
         target: The patch before anything is drawn, [h, w] in 0..1, of the target alone.
-        plan: Defects of many patches.
+        plan: Spots of many patches.
         numbers: Which of them are those of this patch.
         top: First row of the patch on the canvas.
         left: First column of the patch on the canvas.
     """
-    placed = []
+    placed, shapes = [], cast(Spot, plan.spec.members[0]).shapes
     for number in numbers:
-        shape = plan.spots[plan.spot[number]]
+        shape = shapes[int(plan.values[number, 0])]
         y, x, amplitude = float(plan.y[number]), float(plan.x[number]), plan.amplitude[number]
         nearest_y, nearest_x = math.floor(y + 0.5), math.floor(x + 0.5)
         peak = target[min(nearest_y, target.shape[0] - 1), min(nearest_x, target.shape[1] - 1)] + amplitude

@@ -46,6 +46,8 @@ class StripeDataset:
         masks: Decoded masks of this split's images in the same order, [1, H, W] uint8 each.
         pixels: Whether samples hold pixels, or only say where they are.
         defects: Drawn into the patches as they are written, for images of an integer dtype without real masks.
+        margin_px: Pixels (above and below, left and right) that every patch is read larger by, for augmentation to
+            move in; `position` stays that of the patch.
 
     Raises:
         DataError: A mask is missing, or its size is not its image's.
@@ -60,8 +62,10 @@ class StripeDataset:
         masks: ImageBank | None = None,
         pixels: bool = True,
         defects: DefectWriter | None = None,
+        margin_px: tuple[int, int] = (0, 0),
     ) -> None:
         self.bank, self.grid, self.masks, self.pixels, self.defects = bank, grid, masks, pixels, defects
+        self.margin_px = margin_px
         self.images = np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
         counts = grid.rows * grid.columns
         self._ends = np.cumsum(counts[self.images])
@@ -70,6 +74,12 @@ class StripeDataset:
         if masks is not None:
             self._check_masks(masks)
         self.fields: Mapping[str, FieldSpec] = self._describe()
+
+    @property
+    def read_px(self) -> tuple[int, int]:
+        """(h, w) of a patch with its margin."""
+        (height, width), (above, left) = self.grid.patch_px, self.margin_px
+        return height + 2 * above, width + 2 * left
 
     def set_epoch(self, epoch: int) -> None:
         """Stamp samples read by `__getitem__` with this epoch from now on."""
@@ -105,6 +115,7 @@ class StripeDataset:
         rows["index"][:], rows["image_index"][:], rows["epoch"][:] = index, image, epoch
         rows["position"][:, 0], rows["position"][:, 1] = y, x
         if self.pixels:
+            y, x = y - self.margin_px[0], x - self.margin_px[1]
             _cut_patches(self.bank, image, y, x, rows["image"])
             if self.masks is not None:
                 _cut_patches(self.masks, split_image, y, x, rows["mask"])
@@ -112,6 +123,21 @@ class StripeDataset:
                 self.defects.write_into(rows["image"], rows["mask"], index, epoch)
         elif self.masks is not None:
             rows["mask_index"][:] = split_image
+
+    def cut(self, images: NDArray[np.int64], positions: NDArray[np.int64]) -> Array:
+        """Pixels of patches as they are stored, without defects.
+
+        Args:
+            images: [M] numbers of images of the bank.
+            positions: [M, 2] (y, x) px.
+
+        Returns:
+            [M, C, h, w], dtype of the bank, with their margins.
+        """
+        patches = np.empty((len(images), self.bank.channels, *self.read_px), self.bank.dtype)
+        y, x = (positions - self.margin_px).T
+        _cut_patches(self.bank, images, y, x, patches)
+        return patches
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file and place."""
@@ -138,7 +164,7 @@ class StripeDataset:
         return split_image, index, *self.grid.locate(index)
 
     def _describe(self) -> dict[str, FieldSpec]:
-        height, width = self.grid.patch_px
+        height, width = self.read_px
         fields = {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))} if self.pixels else {}
         if self.masks is not None or self.defects is not None:
             mask = {"mask": FieldSpec((1, height, width), "uint8")}
@@ -169,7 +195,7 @@ class StripeDataset:
 
 
 def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
-    """One patch; where it reaches past the lower or right edge, the image is mirrored without its edge row.
+    """One patch; where it reaches past an edge, the image is mirrored without its edge row.
 
     Args:
         image: [C, H, W].
@@ -181,9 +207,10 @@ def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int])
         [C, h, w], a view where it lies inside the image.
     """
     height, width = size_px
-    patch = image[:, top_px : top_px + height, left_px : left_px + width]
-    if patch.shape[1:] == size_px:
-        return patch
+    if top_px >= 0 and left_px >= 0:
+        patch = image[:, top_px : top_px + height, left_px : left_px + width]
+        if patch.shape[1:] == size_px:
+            return patch
     rows = _mirror(top_px, height, image.shape[1])
     columns = _mirror(left_px, width, image.shape[2])
     return image[:, rows[:, None], columns]
@@ -203,5 +230,5 @@ def _cut_patches(
 
 
 def _mirror(start: int, length: int, limit: int) -> NDArray[np.int64]:
-    index = np.arange(start, start + length)
-    return np.where(index < limit, index, 2 * (limit - 1) - index)
+    last = limit - 1
+    return np.asarray(np.maximum(last - np.abs(last - np.abs(np.arange(start, start + length))), 0))

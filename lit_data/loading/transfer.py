@@ -1,11 +1,14 @@
 """Copies to a CUDA device on a stream of their own, one batch ahead of the step that uses it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class SideStream:
 def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:
     """The batch on its device, for use on the current stream: copies that were begun, and what hooks added since.
 
+    Of what was added, tensors and all that has a method ``to`` move, also inside dicts, lists and tuples.
+
     Args:
         batch: A staged batch, perhaps extended.
         device: Where it was copied to.
@@ -91,4 +96,28 @@ def is_flat(batch: object) -> bool:
 def _moved(copy: Copy | None, value: Any, device: torch.device) -> Any:  # noqa: ANN401 - a hook may add anything
     if copy is not None and copy.host is value:
         return copy.device
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    return tree_map(partial(_move, device), value, is_leaf=_has_to)  # a packed sequence is a tuple, but has `to`
+
+
+def _has_to(value: object) -> bool:
+    return callable(getattr(value, "to", None))
+
+
+def _move(device: torch.device, value: Any) -> Any:  # noqa: ANN401
+    """Whatever has a method ``to``, as Lightning's own mover, with no wait for the device where that can be said."""
+    if not _has_to(value):
+        return value
+    overlaps = isinstance(value, Tensor) or _can_overlap(value.to)
+    moved = value.to(device, non_blocking=True) if overlaps else value.to(device)
+    return value if moved is None else moved  # it may have moved itself
+
+
+def _can_overlap(to: Callable[..., Any]) -> bool:
+    """Whether a method ``to`` takes ``non_blocking``, which Lightning does not ask for."""
+    try:
+        parameters = inspect.signature(to).parameters.values()
+    except ValueError:  # compiled code has no signature
+        return False
+    return any(each.name == "non_blocking" or each.kind is each.VAR_KEYWORD for each in parameters)

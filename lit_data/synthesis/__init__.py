@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from lit_data.synthesis.plan import DefectPlan, DefectSpec, SpotShape, sample_plan
+from lit_data.synthesis.families import FAMILIES
+from lit_data.synthesis.kernels import SpotShape
+from lit_data.synthesis.plan import DefectPlan, sample_plan
+from lit_data.synthesis.spec import DefectSpec
 
 if TYPE_CHECKING:
     from lit_data.synthesis.renderer import render
 
-__all__ = ["DefectPlan", "DefectSpec", "SpotShape", "render", "sample_plan"]
+__all__ = ["FAMILIES", "DefectPlan", "DefectSpec", "SpotShape", "render", "sample_plan"]
 
 
 def __getattr__(name: str) -> object:

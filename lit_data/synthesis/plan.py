@@ -1,130 +1,102 @@
 """Where, how strong and in which images defects appear: all the randomness of synthesis, and no pixels."""
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
+from lit_data.synthesis.families.base import DRAWS, Family, Floats
+from lit_data.synthesis.kernels import SUBPIXELS
+from lit_data.synthesis.spec import DEFECT_DRAWS, SAMPLE_DRAWS, DefectSpec
 
-SUBPIXELS: Final = 8
-"""Centres lie on a grid of 1/8 px, so that every kernel that can occur is computed once."""
+if TYPE_CHECKING:
+    import torch
 
-_SAMPLE_DRAWS: Final = 3
-_DEFECT_DRAWS: Final = 6
+_SIDE_BITS: Final = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpotShape:
-    """A Gaussian spot cut to a window: the window is the extent that the mask marks.
+class Group(NamedTuple):
+    """Defects of a plan that are drawn together: those from `start` to `stop`, in windows of one size."""
 
-    Args:
-        height_px: Window height.
-        width_px: Window width.
-        sigma_y_px: Standard deviation along the rows' axis.
-        sigma_x_px: Standard deviation along the columns' axis.
-        weight: How often this shape is chosen, relative to the others.
-    """
-
+    family: int
     height_px: int
     width_px: int
-    sigma_y_px: float
-    sigma_x_px: float
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that draw nothing."""
-        for name in ("height_px", "width_px", "sigma_y_px", "sigma_x_px", "weight"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} of a spot must be greater than 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefectSpec:
-    """How defects are distributed over samples.
-
-    A sample has defects with `probability`; then `count` of them, of which `true_count` are *true*: in the target
-    alone, and in the mask. The rest are *distractors*: in the target and at least one reference, or in a reference
-    alone, and never in the mask, so that a model has to compare. A sample of one channel has no references, hence no
-    distractors.
-
-    Args:
-        probability: Chance that a sample has defects, 0 to 1.
-        count: Fewest and most defects of such a sample.
-        true_count: Fewest and most true ones among them.
-        spots: The shapes to choose from; mappings with the fields of `SpotShape` are accepted.
-        amplitude: Smallest and largest height of a spot's peak, in units of the 0..1 value range.
-        bright_fraction: Share of defects that brighten; the others darken.
-        subpixel: Centres between pixels (on a grid of 1/8 px); if not, on pixel centres.
-
-    Raises:
-        ConfigError: A range is empty, or a share is outside 0..1.
-    """
-
-    probability: float = 0.5
-    count: tuple[int, int] = (3, 8)
-    true_count: tuple[int, int] = (0, 2)
-    spots: tuple[SpotShape, ...] = (
-        SpotShape(height_px=3, width_px=3, sigma_y_px=1.0, sigma_x_px=1.0),
-        SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
-    )
-    amplitude: tuple[float, float] = (0.08, 0.4)
-    bright_fraction: float = 0.5
-    subpixel: bool = True
-
-    def __post_init__(self) -> None:
-        """Accept plain lists and mappings, as a configuration file gives them, and check every range."""
-        spots = tuple(SpotShape(**spot) if isinstance(spot, Mapping) else spot for spot in self.spots)
-        object.__setattr__(self, "spots", spots)
-        if not spots:
-            raise ConfigError("spots is empty: give at least one shape, or leave synthesis out")
-        for name in ("probability", "bright_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must lie between 0 and 1")
-        for name in ("count", "true_count", "amplitude"):
-            object.__setattr__(self, name, _check_range(name, getattr(self, name)))
-
-    @property
-    def draws(self) -> int:
-        """Random numbers that one sample takes from its stream."""
-        return _SAMPLE_DRAWS + _DEFECT_DRAWS * self.count[1]
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
 class DefectPlan:
-    """N defects of a batch; the arrays are NumPy arrays, or tensors on the device where they will be rendered.
+    """N defects of a batch; the arrays are NumPy arrays, or tensors on the device where they will be drawn.
 
     Args:
         row: [N] int64, the sample in the batch.
         y: [N] float32, centre in px from the top.
         x: [N] float32, centre in px from the left.
-        spot: [N] int64, which of `spots`.
-        amplitude: [N] float32, signed height of the peak in the 0..1 value range.
+        family: [N] int64, which of the specification's families.
+        amplitude: [N] float32, signed strength, in the unit that the specification says for the family.
         channels: [N, C] bool, the channels that carry the defect.
         is_true: [N] bool, whether it belongs to the mask.
-        spots: The shapes that `spot` counts.
+        values: [N, DRAWS] float32, the family's parameters in their order.
+        groups: What is drawn together; the defects lie in the order of the groups, and in each by sample.
+        spec: The specification that the defects were drawn from.
     """
 
     row: Any
     y: Any
     x: Any
-    spot: Any
+    family: Any
     amplitude: Any
     channels: Any
     is_true: Any
-    spots: tuple[SpotShape, ...]
+    values: Any
+    groups: tuple[Group, ...]
+    spec: DefectSpec
 
     def __len__(self) -> int:
         return len(self.row)
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays by name, without the shapes: what travels to the device with a batch."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "spots"}
+        """The arrays by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("groups", "spec")}
+
+    def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "DefectPlan":
+        """The plan with tensors on a device, which takes one copy.
+
+        Args:
+            device: Where to.
+            non_blocking: Do not wait for the copy.
+        """
+        import torch
+
+        tensors = {name: torch.as_tensor(array) for name, array in self.arrays().items()}
+        if tensors["row"].device != torch.device(device):
+            tensors = _copy_packed(tensors, torch.device(device), non_blocking)
+        return self._with_arrays(tensors)
+
+    def select(self, chosen: Any) -> "DefectPlan":  # noqa: ANN401 - an array or tensor on the host
+        """Some of the defects.
+
+        Args:
+            chosen: [N] bool, on the host.
+        """
+        counts = [int(chosen[group.start : group.stop].sum()) for group in self.groups]
+        stops = np.cumsum([0, *counts]).tolist()
+        groups = tuple(
+            group._replace(start=start, stop=stop)
+            for group, start, stop in zip(self.groups, stops, stops[1:], strict=False)
+            if stop > start
+        )
+        some = self._with_arrays({name: array[chosen] for name, array in self.arrays().items()})
+        return replace(some, groups=groups)
+
+    def _with_arrays(self, arrays: Mapping[str, Any]) -> "DefectPlan":
+        return replace(self, **arrays)
 
 
 def sample_plan(spec: DefectSpec, seed: int, epoch: int, index: ArrayLike, shape: tuple[int, int, int]) -> DefectPlan:
@@ -138,28 +110,43 @@ def sample_plan(spec: DefectSpec, seed: int, epoch: int, index: ArrayLike, shape
         shape: (C, H, W) of a sample; channel 0 is the target, the others are references.
 
     Returns:
-        The plan, defects ordered by sample.
+        The plan.
     """
     channels, height_px, width_px = shape
     draws = uniform(seed, Stream.DEFECTS, index, epoch, spec.draws)
-    present, is_true = _draw_counts(spec, draws[:, :_SAMPLE_DRAWS], has_references=channels > 1)
+    present, is_true = _draw_counts(spec, draws[:, :SAMPLE_DRAWS], has_references=channels > 1)
     row, slot = np.nonzero(present)
-    each = draws[:, _SAMPLE_DRAWS:].reshape(len(draws), spec.count[1], _DEFECT_DRAWS)[row, slot].T
+    each = draws[:, SAMPLE_DRAWS:].reshape(len(draws), spec.count[1], DEFECT_DRAWS)[row, slot].T
     true = is_true[row, slot]
-    low, high = spec.amplitude
-    sign = np.where(each[4] < spec.bright_fraction, np.float32(1), np.float32(-1))
-    return DefectPlan(
-        row=row,
-        y=_place(each[0], height_px, spec.subpixel),
-        x=_place(each[1], width_px, spec.subpixel),
-        spot=np.searchsorted(_shares(spec.spots), each[2], side="right"),
-        amplitude=sign * (np.float32(low) + each[3] * np.float32(high - low)),
-        channels=_choose_channels(true, each[5], channels),
-        is_true=true,
-        spots=spec.spots,
-    )
+    upper, families, variants = spec.kinds
+    kind = np.searchsorted(upper, each[2], side="right")
+    shapes = uniform(seed, Stream.SHAPES, index, epoch, spec.shape_draws * spec.count[1]) if spec.shape_draws else draws
+    shapes = shapes.reshape(len(draws), spec.count[1], -1)[row, slot] if spec.shape_draws else each.T
+    family = families[kind]
+    y, x = _place(each[0], height_px, spec.subpixel), _place(each[1], width_px, spec.subpixel)
+    values = np.zeros((len(row), DRAWS), np.float32)
+    windows_px = _shape(spec, family, variants[kind], shapes, (y, x, values), (height_px, width_px))
+    strength = _draw_strength(spec, family, each[3], each[4])
+    carriers = _choose_channels(true, each[5], channels)
+    order, groups = _group(family, windows_px)
+    plan = DefectPlan(row, y, x, family, strength, carriers, true, values, groups, spec)
+    return plan if order is None else replace(plan, **{name: array[order] for name, array in plan.arrays().items()})
 
 
+def _copy_packed(
+    tensors: "Mapping[str, torch.Tensor]", device: "torch.device", non_blocking: bool
+) -> "dict[str, torch.Tensor]":
+    """The same tensors on a device by a single copy; every number in a plan is exact in float32."""
+    import torch
+
+    widths = [tensor[:1].numel() or 1 for tensor in tensors.values()]
+    flat = [t.reshape(len(t), width).to(torch.float32) for t, width in zip(tensors.values(), widths, strict=True)]
+    packed = torch.cat(flat, dim=1).to(device, non_blocking=non_blocking)
+    parts = zip(tensors.items(), torch.split(packed, widths, dim=1), strict=True)
+    return {name: part.to(tensor.dtype).reshape(tensor.shape) for (name, tensor), part in parts}
+
+
+@lru_cache
 def distractor_patterns(channels: int) -> NDArray[np.bool_]:
     """Every set of channels that a distractor may occupy: target with references, or one reference alone.
 
@@ -169,12 +156,12 @@ def distractor_patterns(channels: int) -> NDArray[np.bool_]:
     Returns:
         [P, C] bool; P is 0 for a single channel.
     """
-    patterns = [p for p in product((False, True), repeat=channels) if any(p[1:]) and (p[0] or sum(p) == 1)]
+    patterns = [p for p in itertools.product((False, True), repeat=channels) if any(p[1:]) and (p[0] or sum(p) == 1)]
     return np.array(patterns, dtype=bool).reshape(-1, channels)
 
 
 def _draw_counts(
-    spec: DefectSpec, draws: NDArray[np.float32], *, has_references: bool
+    spec: DefectSpec, draws: Floats, *, has_references: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     slot = np.arange(spec.count[1])
     true = slot < _integer(draws[:, 2:3], spec.true_count)
@@ -182,35 +169,81 @@ def _draw_counts(
     return (present if has_references else present & true), true
 
 
-def _integer(draws: NDArray[np.float32], bounds: tuple[int, int]) -> NDArray[np.int64]:
+def _integer(draws: Floats, bounds: tuple[int, int]) -> NDArray[np.int64]:
     low, high = bounds
     return low + (draws * np.float32(high - low + 1)).astype(np.int64)
 
 
-def _place(draws: NDArray[np.float32], length_px: int, subpixel: bool) -> NDArray[np.float32]:
+def _place(draws: Floats, length_px: int, subpixel: bool) -> Floats:
     steps = SUBPIXELS if subpixel else 1
-    placed: NDArray[np.float32] = np.floor(draws * np.float32(length_px * steps)) / np.float32(steps)
+    placed: Floats = np.floor(draws * np.float32(length_px * steps)) / np.float32(steps)
     return placed
 
 
-@lru_cache
-def _shares(spots: tuple[SpotShape, ...]) -> NDArray[np.float32]:
-    weights = np.array([spot.weight for spot in spots])
-    upper: NDArray[np.float32] = (np.cumsum(weights) / weights.sum())[:-1].astype(np.float32)
-    return upper
+def _draw_strength(spec: DefectSpec, family: NDArray[np.int64], draws: Floats, signs: Floats) -> Floats:
+    """[N] signed strengths."""
+    low, span = spec.strengths
+    sign = np.where(signs < spec.bright_fraction, np.float32(1), np.float32(-1))
+    strength: Floats = sign * (low[family] + draws * span[family])
+    return strength
 
 
-def _choose_channels(is_true: NDArray[np.bool_], draws: NDArray[np.float32], channels: int) -> NDArray[np.bool_]:
+def _shape(
+    spec: DefectSpec,
+    family: NDArray[np.int64],
+    variant: NDArray[np.int64],
+    draws: Floats,
+    filled: tuple[Floats, Floats, Floats],
+    shape_px: tuple[int, int],
+) -> NDArray[np.int64]:
+    """Fill in parameters [N, DRAWS] and move centres y, x [N] where their family wants it; windows [N, 2] or [2]."""
+    if len(spec.members) == 1:
+        return _shape_some(spec.members[0], slice(None), variant, draws, filled, shape_px)
+    windows = np.empty((len(family), 2), np.int64)
+    for number, member in enumerate(spec.members):
+        chosen = np.flatnonzero(family == number)
+        windows[chosen] = _shape_some(member, chosen, variant[chosen], draws[chosen], filled, shape_px)
+    return windows
+
+
+def _shape_some(
+    member: Family,
+    chosen: NDArray[np.int64] | slice,
+    variant: NDArray[np.int64],
+    draws: Floats,
+    filled: tuple[Floats, Floats, Floats],
+    shape_px: tuple[int, int],
+) -> NDArray[np.int64]:
+    y, x, values = filled
+    parameters = member.sample(draws, variant)
+    for column, name in enumerate(member.parameters):
+        values[chosen, column] = parameters[name]
+    y[chosen], x[chosen] = member.place(y[chosen], x[chosen], parameters, shape_px)
+    return member.window_px(parameters, shape_px)
+
+
+def _group(
+    family: NDArray[np.int64], windows_px: NDArray[np.int64]
+) -> tuple[NDArray[np.int64] | None, tuple[Group, ...]]:
+    """The order in which defects of one family and window lie together, none if they do already, and the groups."""
+    if not len(family):
+        return None, ()
+    if windows_px.ndim == 1:
+        height, width = windows_px.tolist()
+        return None, (Group(0, height, width, 0, len(family)),)
+    key = (family << 2 * _SIDE_BITS) | (windows_px[:, 0] << _SIDE_BITS) | windows_px[:, 1]
+    order = np.argsort(key, kind="stable")
+    stops = [*(np.flatnonzero(np.diff(key[order])) + 1).tolist(), len(family)]
+    starts = [0, *stops[:-1]]
+    first = order[starts]
+    columns = (family[first].tolist(), *windows_px[first].T.tolist(), starts, stops)
+    return order, tuple(itertools.starmap(Group, zip(*columns, strict=True)))
+
+
+def _choose_channels(is_true: NDArray[np.bool_], draws: Floats, channels: int) -> NDArray[np.bool_]:
     target_alone = np.arange(channels) == 0
     patterns = distractor_patterns(channels)
     if not len(patterns):
         return np.broadcast_to(target_alone, (len(draws), channels)).copy()
     chosen = patterns[(draws * np.float32(len(patterns))).astype(np.int64)]
     return np.where(is_true[:, None], target_alone, chosen)
-
-
-def _check_range(name: str, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
-    pair = tuple(bounds)
-    if len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
-        raise ConfigError(f"{name}={list(pair)} is not a range: give [smallest, largest] with 0 <= smallest <= largest")
-    return pair[0], pair[1]

@@ -69,7 +69,10 @@ def _options(**changes: Any) -> BenchmarkOptions:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mode": "fast"}, r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom, callbacks$"),
+        (
+            {"mode": "fast"},
+            r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom, callbacks, synthesis$",
+        ),
         (
             {"methods": ["inline", "dali"]},
             r"^benchmark\.methods=\['inline', 'dali'\] must name some of copy, original,",

@@ -78,8 +78,8 @@ def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
     known |= {path for path in FILES if path.parts[0] in ("benchmark", "experiment", "hydra")}
     assert set(FILES) == known
-    assert len(FILES) == 40
-    assert BENCHMARKS == ["callbacks", "collate", "headroom", "loaders"]
+    assert len(FILES) == 47
+    assert BENCHMARKS == ["callbacks", "collate", "headroom", "loaders", "synthesis"]
     assert EXPERIMENTS == ["phantom", "steel", "stripe"]
 
 
@@ -126,7 +126,7 @@ def test_every_benchmark_runs(option: str, run: Run) -> None:
     words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
     summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *TOY, *sizes, *times, *words)
     assert summary["benchmark/batch_size"] == 4
-    measured = {"headroom": "headroom_samples_per_s", "callbacks": "step_us"}.get(option, "best_samples_per_s")
+    measured = {"headroom": "headroom_samples_per_s", "callbacks": "step_us", "synthesis": "all_batched_us"}.get(option, "best_samples_per_s")
     assert summary[f"benchmark/{measured}"] > 0
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lit_data.augment import SingleTexture, StripeAugment
+from lit_data.augment import Geometry, SingleTexture, StripeAugment
 from lit_data.callbacks import DataWaitMonitor, SampleDigest
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError, DataError
@@ -161,10 +161,11 @@ def test_patches_cut_on_the_device_are_the_same(make: Make, tmp_path: Path, edge
             assert all(torch.equal(one[key], other[key]) for key in one)
         one, other = (m.plan_batch(next(iter(m.make_loader(stage))), stage) for m in (stored, device))
         assert not {"image", "mask"} & other.keys()
-        assert device.describe_plan(other, stage, [0, 1]) == stored.describe_plan(one, stage, [0, 1])
-        marks, expected = device.mark_distractors(other, stage), stored.mark_distractors(one, stage)
-        assert (marks is None) == (expected is None) == (stage in ("test", "predict"))
-        assert marks is None or torch.equal(marks, expected)
+        told, expected = device.inspect(stage), stored.inspect(stage)
+        assert told.describe_plan(other, [0, 1]) == expected.describe_plan(one, [0, 1])
+        found, wanted = told.annotate(other), expected.annotate(one)
+        assert (found is None) == (wanted is None) == (stage in ("test", "predict"))
+        assert found is None or wanted is None or torch.equal(found[1].labels, wanted[1].labels)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
@@ -381,26 +382,36 @@ def test_the_sample_set_is_made_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "samples").glob("stripe-*"))) == 1
 
 
-def test_distractors_are_marked_where_augmentation_moved_them(make: Make) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "device"])
+def test_defects_are_annotated_where_augmentation_moved_them(make: Make, backend: str) -> None:
     for augment in (None, StripeAugment(gain=0, noise=0)):
-        datamodule = make(augment=augment, synthesis=DefectSpec(probability=1.0, amplitude=(0.3, 0.4)))
+        synthesis = DefectSpec(probability=1.0, amplitude=(0.3, 0.4))
+        datamodule = make(augment=augment, synthesis=synthesis, backend=backend)
         clean = make(augment=augment, synthesis=DefectSpec(probability=0.0))
         planned = datamodule.plan_batch(next(iter(datamodule.make_loader("train"))), "train")
         base = clean.transform(next(iter(clean.make_loader("train"))), "train")
-        marks = datamodule.mark_distractors(planned, "train")
+        inspection = datamodule.inspect("train")
+        found = inspection.annotate(planned)
+        assert found is not None
+        plan, annotations = found
         finished = datamodule.finish_batch(planned, "train")
-        changed = (finished["image"] != base["image"]).float()
-        assert marks is not None
-        expected = marks.clone()
-        expected[:, :1] = torch.maximum(expected[:, :1], finished["mask"])
-        assert (changed <= expected).all()
-        assert changed.sum() > 0.95 * expected.sum()  # a pixel that was 0 or 1 already cannot change
-        rows = datamodule.describe_plan(planned, "train", [0, 2])
+        changed, shown = finished["image"] != base["image"], annotations.labels > 0
+        assert (shown | ~changed).all()
+        assert changed.sum() > 0.95 * shown.sum()  # a pixel that was 0 or 1 already cannot change
+        truth = torch.cat((torch.zeros(1, dtype=torch.bool), plan.is_true))[annotations.labels[:, 0].long()]
+        assert (truth <= finished["mask"][:, 0].bool()).all()
+        rows = inspection.describe_plan(planned, [0, 2])
         assert {row["index"] for row in rows} == {int(planned["index"][n]) for n in (0, 2)}
-        whole = datamodule.transformation.add_plan(planned)
-        assert sum(row["is_true"] for row in datamodule.describe_plan(planned, "train", range(4))) == int(
-            whole["plan_is_true"].sum()
-        )
+        assert sum(row["is_true"] for row in inspection.describe_plan(planned, range(4))) == int(plan.is_true.sum())
+
+
+def test_inspection_of_samples_that_are_not_drawn(make: Make) -> None:
+    datamodule = make(augment=None)
+    planned = datamodule.plan_batch(next(iter(datamodule.make_loader("predict"))), "predict")
+    inspection = datamodule.inspect("predict")
+    assert inspection.annotate(planned) is None
+    assert inspection.describe_plan(planned, [0]) == []
+    assert inspection.draw(planned) is None
 
 
 def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
@@ -432,3 +443,21 @@ def _trainer(**options: Any) -> L.Trainer:
 @pytest.fixture(autouse=True)
 def _no_tips(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "lightning.pytorch.utilities.rank_zero")
+
+
+@pytest.mark.parametrize(("cache", "backend"), [("store", "cpu"), ("none", "device"), ("device", "device")])
+def test_a_margin_shows_real_pixels(make: Make, cache: str, backend: str) -> None:
+    """With a shift that crops to the patch, every pixel comes from the image where the patch lies in its middle."""
+    augment = Geometry(shift_px=5, crop_px=32)
+    datamodule = make(augment=augment, synthesis=DefectSpec(probability=0.0), cache=cache, backend=backend)
+    plain = make(augment=None, synthesis=DefectSpec(probability=0.0))
+    for batch in datamodule.make_loader("train"):
+        assert datamodule.dataset("train").margin_px == (5, 5)
+        found = datamodule.transform(batch, "train")
+        assert found["image"].shape[2:] == found["mask"].shape[2:] == (32, 32)
+        for row, (y, x) in enumerate(found["position"].tolist()):
+            image = np.pad(plain.bank[int(found["image_index"][row])], ((0, 0), (5, 5), (5, 5)), mode="reflect") / 255
+            around = torch.from_numpy(image[:, y : y + 42, x : x + 42].astype(np.float32))
+            windows = around.unfold(1, 32, 1).unfold(2, 32, 1)
+            assert torch.isclose(windows, found["image"][row][:, None, None]).all((0, 3, 4)).any()
+    assert plain.dataset("train").margin_px == datamodule.dataset("val").margin_px == (0, 0)

@@ -25,10 +25,14 @@ DENSE = DefectSpec(
     count=(4, 12),
     true_count=(1, 6),
     amplitude=(0.05, 0.9),
-    spots=(
-        SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
-        SpotShape(height_px=14, width_px=9, sigma_y_px=4.0, sigma_x_px=2.5),
-    ),
+    families={
+        "spot": {
+            "shapes": (
+                SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
+                SpotShape(height_px=14, width_px=9, sigma_y_px=4.0, sigma_x_px=2.5),
+            )
+        }
+    },
 )
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -123,7 +127,7 @@ def test_unfinished_samples_are_the_stored_ones_to_the_byte(options: dict[str, A
 def test_augmentation_is_left_to_the_device(make: Make) -> None:
     augmented = make(layout="channels", augment=StripeAugment())
     theirs = _read(augmented.baseline_datasets("train")["improved"], 0)
-    augmented.transformation = replace(augmented.transformation, augment=None)
+    augmented.transformation = replace(augmented.transformation, augment={})
     assert (theirs["image"] - _read_ours(augmented, 0)["image"]).abs().max() <= 2 / 255
 
 

@@ -21,6 +21,47 @@ def test_a_copy_is_taken_only_while_its_key_holds_what_was_copied() -> None:
     assert moved["name"] == "a"
 
 
+class _Plan:
+    """Has a tensor, and notes how it was moved."""
+
+    def __init__(self, values: torch.Tensor, *asked: Any) -> None:
+        self.values, self.asked = values, asked
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "_Plan":
+        return _Plan(self.values.to(device), device, non_blocking)
+
+
+class _Patient(_Plan):
+    def to(self, device: torch.device) -> "_Plan":
+        return _Plan(self.values.to(device), device)
+
+
+class _InPlace(_Plan):
+    def to(self, *args: Any, **options: Any) -> None:
+        self.asked = (*args, options["non_blocking"])
+
+
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [(_Plan, (META, True)), (_Patient, (META,)), (_InPlace, (META, True))],
+    ids=lambda value: str(value),
+)
+def test_what_has_a_method_to_is_moved_without_a_wait_where_that_can_be_said(kind: type, asked: tuple[Any]) -> None:
+    assert finish_transfer(StagedBatch({"plan": kind(torch.zeros(2))}), META)["plan"].asked == asked
+
+
+def test_what_hooks_add_is_moved_inside_containers_too() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2, 1)])
+    added = {"all": [torch.ones(1), {"plan": _Plan(torch.ones(2)), "name": "a"}], "packed": packed, "none": None}
+    moved = finish_transfer(StagedBatch(added), META)
+    assert moved["all"][0].device == moved["all"][1]["plan"].values.device == moved["packed"].data.device == META
+    assert (moved["all"][1]["name"], moved["none"]) == ("a", None)
+    assert added["all"][0].device.type == "cpu"
+
+
 def test_a_batch_that_was_rebuilt_by_precision_conversion_is_moved_as_it_is() -> None:
     image = torch.zeros(2)
     rebuilt = type(StagedBatch({"image": image}, {"image": Copy(image, image.clone())}))({"image": image.half()})

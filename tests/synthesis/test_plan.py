@@ -1,11 +1,24 @@
+import hashlib
+import pickle
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, sample_plan
-from lit_data.synthesis.plan import distractor_patterns
+from lit_data.synthesis.plan import _copy_packed, distractor_patterns
+from tests.synthesis.placing import BATCHES, NAMES, many, plan_of
 
 SHAPE = (3, 128, 128)
+SPOTS = (
+    SpotShape(height_px=3, width_px=3, sigma_y_px=1.0, sigma_x_px=1.0),
+    SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
+    SpotShape(height_px=4, width_px=2, sigma_y_px=2.0, sigma_x_px=0.7),
+)
+
+# Drawn by the release that knew spots alone.
+GOLDEN_PLAN = "c1c29e73ee3bad80f8b21101c1765a9fbb749c49c1f616e35aed18cabfce1b23"
 
 
 def _plan(spec: DefectSpec, samples: int = 4000, epoch: int = 0, shape: tuple[int, int, int] = SHAPE) -> DefectPlan:
@@ -58,20 +71,114 @@ def test_whole_pixel_centres() -> None:
 
 def test_weights_choose_the_shape() -> None:
     spots = tuple(SpotShape(height_px=n, width_px=n, sigma_y_px=1, sigma_x_px=1, weight=n) for n in (1, 3))
-    assert 0.7 < (_plan(DefectSpec(spots=spots)).spot == 1).mean() < 0.8
+    assert 0.7 < (_plan(DefectSpec(families={"spot": {"shapes": spots}})).values[:, 0] == 1).mean() < 0.8
 
 
-def test_a_plan_depends_on_seed_epoch_and_index_only() -> None:
-    spec = DefectSpec()
-    whole = sample_plan(spec, 5, 2, np.arange(40), SHAPE)
-    for start in range(0, 40, 7):
-        part = sample_plan(spec, 5, 2, np.arange(start, min(start + 7, 40)), SHAPE)
-        chosen = (whole.row >= start) & (whole.row < start + 7)
-        for name, array in part.arrays().items():
-            expected = whole.arrays()[name][chosen]
-            np.testing.assert_array_equal(array, expected - start if name == "row" else expected)
-    assert sample_plan(spec, 5, 3, np.arange(40), SHAPE).y.tolist() != whole.y.tolist()
-    assert sample_plan(spec, 6, 2, np.arange(40), SHAPE).y.tolist() != whole.y.tolist()
+def test_weights_choose_the_family() -> None:
+    plan = _plan(DefectSpec(families={"spot": {"weight": 3}, "line": None, "blur": {}}))
+    assert [member.name for member in plan.spec.members] == ["spot", "blur"]
+    assert 0.73 < (plan.family == 0).mean() < 0.77
+    # A family's shapes share its weight.
+    assert 0.45 < plan.values[plan.family == 0, 0].mean() < 0.55
+
+
+def test_plans_of_spots_are_those_of_earlier_releases() -> None:
+    spec = DefectSpec(probability=1.0, amplitude=(0.05, 0.9), families={"spot": {"shapes": SPOTS}})
+    plan = sample_plan(spec, 7, 3, np.arange(64), (3, 40, 56))
+    shape = plan.values[:, 0].astype(np.int64)
+    arrays = (plan.row, plan.y, plan.x, shape, plan.amplitude, plan.channels, plan.is_true)
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
+    assert digest.hexdigest() == GOLDEN_PLAN
+
+
+@pytest.mark.parametrize(("batch", "shape"), BATCHES)
+@pytest.mark.parametrize("name", [*NAMES, "all"])
+def test_a_plan_depends_on_seed_epoch_and_index_only(name: str, batch: int, shape: tuple[int, int, int]) -> None:
+    spec = many(*(NAMES if name == "all" else (name,)))
+    whole = sample_plan(spec, 5, 2, np.arange(batch), shape)
+    for start in range(0, batch, 100):
+        part = sample_plan(spec, 5, 2, np.arange(start, min(start + 100, batch)), shape)
+        _assert_same(part, whole, row=start)
+    for seed, epoch in ((5, 3), (6, 2), (2**64 - 1, 2)):
+        assert sample_plan(spec, seed, epoch, np.arange(batch), shape).x.tolist() != whole.x.tolist()
+
+
+def _assert_same(part: DefectPlan, whole: DefectPlan, row: int) -> None:
+    chosen = (whole.row >= row) & (whole.row < row + 100)
+    for name, array in part.arrays().items():
+        expected = whole.arrays()[name][chosen]
+        np.testing.assert_array_equal(array, expected - row if name == "row" else expected)
+
+
+@pytest.mark.parametrize(("batch", "shape"), BATCHES)
+@pytest.mark.parametrize("name", [*NAMES, "all"])
+def test_groups_hold_defects_of_one_family_and_window(name: str, batch: int, shape: tuple[int, int, int]) -> None:
+    plan = plan_of(many(*(NAMES if name == "all" else (name,))), batch, shape)
+    _assert_grouped(plan)
+    assert [group[:3] for group in plan.groups] == sorted({group[:3] for group in plan.groups})
+    for group in plan.groups:
+        some = slice(group.start, group.stop)
+        member = plan.spec.members[group.family]
+        parameters = dict(zip(member.parameters, plan.values[some].T, strict=False))
+        assert (member.window_px(parameters, shape[1:]) == [group.height_px, group.width_px]).all()
+        assert not plan.values[some, len(member.parameters) :].any()
+
+
+def _assert_grouped(plan: DefectPlan) -> None:
+    bounds = [0, *(group.stop for group in plan.groups)]
+    assert [group.start for group in plan.groups] == bounds[:-1]
+    assert bounds[-1] == len(plan)
+    for group in plan.groups:
+        assert group.stop > group.start
+        assert (plan.family[group.start : group.stop] == group.family).all()
+        assert (np.diff(plan.row[group.start : group.stop]) >= 0).all()
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_plans_travel(probability: float) -> None:
+    plan = sample_plan(many(), 1, 0, np.arange(7), SHAPE) if probability else _plan(DefectSpec(probability=0), 7)
+    tensors = plan.to("cpu")
+    packed = _copy_packed(tensors.arrays(), torch.device("cpu"), non_blocking=False)
+    for copy in (tensors.arrays(), packed, pickle.loads(pickle.dumps(plan)).arrays()):
+        for name, array in plan.arrays().items():
+            np.testing.assert_array_equal(copy[name], array)
+            assert np.asarray(copy[name]).dtype == array.dtype
+    assert tensors.groups == plan.groups
+    assert tensors.to("cpu").spec is plan.spec
+
+
+def test_some_defects_of_a_plan() -> None:
+    plan = sample_plan(many(), 1, 0, np.arange(40), SHAPE)
+    for chosen in (plan.is_true, plan.family == 3, np.zeros(len(plan), bool), np.ones(len(plan), bool)):
+        some = plan.select(chosen)
+        _assert_grouped(some)
+        for name, array in plan.arrays().items():
+            np.testing.assert_array_equal(some.arrays()[name], array[chosen])
+        windows = {group[:3] for group in plan.groups if chosen[group.start : group.stop].any()}
+        assert {group[:3] for group in some.groups} == windows
+    np.testing.assert_array_equal(plan.to("cpu").select(torch.from_numpy(plan.is_true)).y, plan.y[plan.is_true])
+
+
+@pytest.mark.parametrize(
+    ("options", "family", "expected", "relative"),
+    [
+        ({"amplitude": (0.1, 0.2)}, {}, (0.1, 0.2), False),
+        ({"amplitude": (0.1, 0.2)}, {"amplitude": (0.5, 0.6)}, (0.5, 0.6), False),
+        ({"contrast": (3, 9)}, {}, (3, 9), True),
+        ({"contrast": (3, 9)}, {"amplitude": (0.5, 0.6)}, (0.5, 0.6), False),
+        ({"contrast": (3, 9)}, {"contrast": (10, 12)}, (10, 12), True),
+        ({"amplitude": (0.1, 0.2)}, {"amplitude": (0.5, 0.6), "contrast": (10, 12)}, (10, 12), True),
+    ],
+)
+def test_whose_strength_counts(
+    options: dict[str, Any], family: dict[str, Any], expected: tuple[float, float], relative: bool
+) -> None:
+    spec = DefectSpec(families={"stain": family, "spot": {"amplitude": (0.01, 0.02)}}, **options)
+    plan = _plan(spec, 400)
+    strength = np.abs(plan.amplitude[plan.family == 0])
+    assert expected[0] <= strength.min() < strength.max() <= expected[1]
+    assert np.abs(plan.amplitude[plan.family == 1]).max() <= 0.02
+    assert spec.relative.tolist() == [relative, False]
 
 
 @pytest.mark.parametrize(("channels", "patterns"), [(1, 0), (2, 2), (3, 5), (5, 19)])
@@ -81,20 +188,3 @@ def test_distractor_patterns(channels: int, patterns: int) -> None:
     plan = _plan(DefectSpec(), samples=200, shape=(channels, 64, 64))
     assert plan.channels.shape[1] == channels
     assert plan.is_true.all() == (channels == 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"probability": 1.5}, r"probability=1.5 must lie between 0 and 1"),
-        ({"bright_fraction": -0.1}, r"bright_fraction=-0.1 must lie between 0 and 1"),
-        ({"count": (8, 3)}, r"count=\[8, 3\] is not a range"),
-        ({"true_count": (-1, 2)}, r"true_count=\[-1, 2\] is not a range"),
-        ({"amplitude": (0.4,)}, r"amplitude=\[0.4\] is not a range"),
-        ({"spots": ()}, r"spots is empty"),
-        ({"spots": ({"height_px": 0, "width_px": 3, "sigma_y_px": 1, "sigma_x_px": 1},)}, r"height_px=0 of a spot"),
-    ],
-)
-def test_bad_specifications(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        DefectSpec(**options)  # type: ignore[arg-type]

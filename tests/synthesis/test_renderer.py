@@ -1,38 +1,64 @@
+import hashlib
+import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, render, sample_plan
+from lit_data.synthesis.renderer import draw
+from tests.synthesis.placing import (
+    BATCHES,
+    GREY,
+    NAMES,
+    RANGES,
+    as_dtype,
+    drawn,
+    many,
+    move,
+    only,
+    plan_of,
+    scene,
+    see_slowly,
+    turn_around,
+)
+
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 SPOTS = (
     SpotShape(height_px=3, width_px=3, sigma_y_px=1.0, sigma_x_px=1.0),
     SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
     SpotShape(height_px=4, width_px=2, sigma_y_px=2.0, sigma_x_px=0.7),
 )
+ONE = DefectSpec(families={"spot": {"shapes": SPOTS}})
+
+# Drawn by the release that knew spots alone.
+GOLDEN_PIXELS = "e5433744e4a55c588d33cffd568b69f0ec3e7844303cd3dac2211bf512ccf9ad"
 
 
 def _one(y: float, x: float, spot: int = 0, channels: tuple[bool, ...] = (True, False, False)) -> DefectPlan:
-    return DefectPlan(
-        row=np.array([0]),
+    some = sample_plan(replace(ONE, probability=1.0), 0, 0, [0], (3, 64, 64))
+    return replace(
+        some.select(np.arange(len(some)) == 0),
         y=np.array([y], np.float32),
         x=np.array([x], np.float32),
-        spot=np.array([spot]),
         amplitude=np.array([0.25], np.float32),
         channels=np.array([channels]),
         is_true=np.array([channels == (True, False, False)]),
-        spots=SPOTS,
+        values=np.full((1, 8), spot, np.float32),
     )
 
 
-def _draw_slowly(images: torch.Tensor, plan: DefectPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, one pixel at a time."""
+def _draw_slowly(images: Tensor, plan: DefectPlan) -> tuple[Tensor, Tensor]:
+    """The definition of spots, one pixel at a time."""
     batch, channels, height, width = images.shape
     clean = images.clone()
     images, masks = images.clone().double(), torch.zeros(batch, 1, height, width)
     for n in range(len(plan)):
-        spot, cy, cx = plan.spots[plan.spot[n]], float(plan.y[n]), float(plan.x[n])
+        spot, cy, cx = SPOTS[int(plan.values[n, 0])], float(plan.y[n]), float(plan.x[n])
         centre = min(int(np.floor(cy + 0.5)), height - 1), min(int(np.floor(cx + 0.5)), width - 1)
         amplitude = float(plan.amplitude[n])
         if not 0 <= clean[plan.row[n], 0, centre[0], centre[1]] + np.float32(amplitude) <= 1:
@@ -50,14 +76,41 @@ def _draw_slowly(images: torch.Tensor, plan: DefectPlan) -> tuple[torch.Tensor, 
     return images.clamp(0, 1).float(), masks
 
 
+def _windows(plan: DefectPlan, batch: int, shape: tuple[int, int, int]) -> np.ndarray:
+    """[B, C, H, W], whether a pixel lies in the window of a defect that its channel carries."""
+    covered = np.zeros((batch, *shape), bool)
+    for group in plan.groups:
+        for n in range(group.start, group.stop):
+            top = int(np.floor(plan.y[n] + 0.5)) - (group.height_px - 1) // 2
+            left = int(np.floor(plan.x[n] + 0.5)) - (group.width_px - 1) // 2
+            bottom, right = max(top + group.height_px, 0), max(left + group.width_px, 0)
+            covered[plan.row[n], plan.channels[n], max(top, 0) : bottom, max(left, 0) : right] = True
+    return covered
+
+
+def _draw(images: Tensor, plan: DefectPlan, kind: str) -> tuple[Tensor, Tensor]:
+    images, masks = images.clone(), torch.zeros(len(images), 1, *images.shape[2:], dtype=torch.uint8)
+    draw(images, masks, plan, RANGES[kind][1])
+    return images, masks
+
+
+def test_spots_are_those_of_earlier_releases() -> None:
+    spec = DefectSpec(probability=1.0, amplitude=(0.05, 0.9), families={"spot": {"shapes": SPOTS}})
+    plan = sample_plan(spec, 7, 3, np.arange(64), (3, 40, 56))
+    pixels = (np.arange(64 * 3 * 40 * 56, dtype=np.uint64) * 2654435761 >> 7).astype(np.uint8)
+    images, masks = render(torch.from_numpy(pixels.reshape(64, 3, 40, 56).astype(np.float32)), plan, GREY)
+    digest = hashlib.sha256(images.to(torch.uint8).numpy().tobytes() + masks.to(torch.uint8).numpy().tobytes())
+    assert digest.hexdigest() == GOLDEN_PIXELS
+
+
 @pytest.mark.parametrize("spot", [0, 1, 2])
 @pytest.mark.parametrize(("y", "x"), [(5.0, 6.0), (5.375, 6.5), (4.5, 5.875)])
 def test_a_spot_is_its_formula(spot: int, y: float, x: float) -> None:
     plan = _one(y, x, spot)
     images = torch.full((1, 3, 12, 14), 0.5)
     expected_image, expected_mask = _draw_slowly(images, plan)
-    drawn, mask = render(images, plan)
-    torch.testing.assert_close(drawn, expected_image, rtol=0, atol=1e-6)
+    after, mask = render(images, plan)
+    torch.testing.assert_close(after, expected_image, rtol=0, atol=1e-6)
     torch.testing.assert_close(mask, expected_mask, rtol=0, atol=0)
 
 
@@ -79,24 +132,13 @@ def test_distractors_are_drawn_and_not_marked() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 40])
 @pytest.mark.parametrize("shape", [(3, 16, 16), (3, 40, 8), (1, 8, 40), (5, 12, 12)])
-def test_batches_agree_with_the_definition(batch: int, shape: tuple[int, int, int]) -> None:
-    spec = DefectSpec(probability=1.0, spots=SPOTS, amplitude=(0.1, 0.6))
-    plan = sample_plan(spec, 3, 1, np.arange(batch), shape)
+def test_batches_of_spots_agree_with_the_definition(batch: int, shape: tuple[int, int, int]) -> None:
+    plan = sample_plan(replace(ONE, probability=1.0, amplitude=(0.1, 0.6)), 3, 1, np.arange(batch), shape)
     images = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
     expected = _draw_slowly(images, plan)
-    drawn, masks = render(images.clone(), plan)
-    torch.testing.assert_close(drawn, expected[0], rtol=0, atol=1e-6)
+    after, masks = render(images.clone(), plan)
+    torch.testing.assert_close(after, expected[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(masks, expected[1], rtol=0, atol=0)
-
-
-def test_a_sample_does_not_depend_on_its_batch() -> None:
-    spec, shape = DefectSpec(probability=1.0), (3, 32, 32)
-    images = torch.rand(9, *shape, generator=torch.Generator().manual_seed(0))
-    together = render(images.clone(), sample_plan(spec, 3, 1, np.arange(9), shape))
-    for n in range(9):
-        alone = render(images[n : n + 1].clone(), sample_plan(spec, 3, 1, [n], shape))
-        assert torch.equal(alone[0][0], together[0][n])
-        assert torch.equal(alone[1][0], together[1][n])
 
 
 @pytest.mark.parametrize(("level", "amplitude"), [(0.0, -0.25), (1.0, 0.25), (0.1, -0.25), (0.5, -0.25)])
@@ -107,26 +149,156 @@ def test_a_defect_can_be_seen_on_black_and_on_white(level: float, amplitude: flo
     assert ((image[:, :1] != level) == mask.bool()).all()
 
 
+@pytest.mark.parametrize("kind", RANGES)
+@pytest.mark.parametrize(("batch", "shape"), BATCHES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_does_not_depend_on_its_batch(name: str, batch: int, shape: tuple[int, int, int], kind: str) -> None:
+    spec = many(name, contrast=(3, 12), count=(1, 3))
+    images = as_dtype(scene(batch, shape), kind)
+    together = _draw(images, sample_plan(spec, 3, 1, np.arange(batch), shape), kind)
+    assert not torch.equal(together[0].float(), images.float())
+    for part in (slice(0, 1), slice(1, 3), slice(3, None)):
+        if len(images[part]):
+            alone = _draw(images[part], sample_plan(spec, 3, 1, np.arange(batch)[part], shape), kind)
+            assert torch.equal(alone[0], together[0][part])
+            assert torch.equal(alone[1], together[1][part])
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16"])
+@pytest.mark.parametrize(("batch", "shape"), BATCHES)
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_pixels_are_drawn_as_floats_are(name: str, batch: int, shape: tuple[int, int, int], kind: str) -> None:
+    images, plan = as_dtype(scene(batch, shape), kind), plan_of(many(name, count=(1, 3)), batch, shape)
+    stored, marks = _draw(images, plan, kind)
+    floats, masks = render(images.to(torch.float32), plan, RANGES[kind][1])
+    assert torch.equal(stored.to(torch.float32), floats)
+    assert torch.equal(marks.to(torch.float32), masks)
+
+
+@pytest.mark.parametrize(("batch", "shape"), BATCHES)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_changes_outside_of_windows_and_channels(name: str, batch: int, shape: tuple[int, int, int]) -> None:
+    plan = plan_of(many(name, count=(1, 3)), batch, shape)
+    changes, masks = drawn(scene(batch, shape), plan)
+    windows = _windows(plan, batch, shape)
+    assert not changes[~windows].any()
+    assert not masks[~_windows(plan.select(plan.is_true), batch, shape)[:, 0]].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defects_of_the_references_are_no_defects(name: str) -> None:
+    changes, masks = drawn(scene(7, (3, 40, 40)), plan_of(many(name, true_count=(0, 0)), 7, (3, 40, 40)))
+    assert changes.any()
+    assert not masks.any()
+
+
+@pytest.mark.parametrize("kind", RANGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_mask_is_what_changes_visibly(name: str, kind: str) -> None:
+    shape, values = (3, 48, 40), RANGES[kind][1]
+    images, spec = as_dtype(scene(40, shape), kind), only(name, amplitude=(0.02, 0.2))
+    plan = plan_of(spec, 40, shape)
+    after, masks = _draw(images, plan, kind)
+    change = (after.to(torch.float32) - images.to(torch.float32)).abs().div(values.scale)
+    marked = masks[:, 0].bool()
+    if name == "spot":  # what it marks is its window, where other things than its strength are left of it
+        assert (marked >= (change[:, 0] > 0)).all()
+    else:
+        assert torch.equal(marked, torch.from_numpy(see_slowly(images, plan, change.numpy(), values))[:, 0])
+    assert masks.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_stay_in_their_range(name: str) -> None:
+    shape = (3, 32, 32)
+    for level in (0.0, 0.5, 1.0):
+        images = torch.full((40, *shape), level)
+        after, _ = render(images, plan_of(many(name, amplitude=(0.9, 1.0), count=(8, 8)), 40, shape))
+        assert after.min() >= 0
+        assert after.max() <= 1
+
+
+@pytest.mark.parametrize("name", [*NAMES, "all"])
+def test_defects_add_up_in_any_order(name: str) -> None:
+    shape, families = (3, 24, 24), NAMES if name == "all" else (name,)
+    plan = plan_of(many(*families, amplitude=(0.02, 0.04), count=(5, 6), true_count=(2, 4)), 4, shape)
+    grey = scene(4, shape)
+    changes, masks = drawn(grey, plan)
+    backwards = drawn(grey, turn_around(plan))
+    np.testing.assert_array_equal(backwards[0], changes)
+    np.testing.assert_array_equal(backwards[1], masks)
+    apart = [drawn(grey, plan.select(np.arange(len(plan)) == n)) for n in range(len(plan))]
+    total = np.clip(grey + np.sum([change for change, _ in apart], axis=0), 0, 255) - grey
+    # Only a defect that is cut by the range alone may add more beside others.
+    np.testing.assert_array_equal(changes[np.abs(total) < 40], total[np.abs(total) < 40])
+    np.testing.assert_array_equal(masks, np.any([mask for _, mask in apart], axis=0))
+
+
 def test_an_empty_plan_changes_nothing() -> None:
     images = torch.rand(2, 3, 8, 8)
-    drawn, masks = render(images.clone(), sample_plan(DefectSpec(probability=0.0), 0, 0, [0, 1], (3, 8, 8)))
-    assert torch.equal(drawn, images)
+    after, masks = render(images.clone(), sample_plan(DefectSpec(probability=0.0), 0, 0, [0, 1], (3, 8, 8)))
+    assert torch.equal(after, images)
     assert not masks.any()
 
 
 def test_nothing_random_happens() -> None:
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 - the global state is what is tested
-    render(torch.rand(1, 3, 8, 8, generator=torch.Generator()), _one(4, 4))
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002 - it is tested
+    drawn(scene(7, (3, 32, 32)), plan_of(many(), 7, (3, 32, 32)))
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    assert random.getstate() == before[2]
+
+
+def test_no_gradient_is_kept() -> None:
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator()).requires_grad_()
+    after, masks = render(images, plan_of(many(), 2, (3, 32, 32)))
+    assert after.grad_fn is None
+    assert not masks.requires_grad
+
+
+def test_inference_mode_and_threads_draw_the_same() -> None:
+    shape = (3, 40, 40)
+    grey, plans = scene(16, shape), [plan_of(many(), 16, shape, seed) for seed in range(8)]
+    with torch.inference_mode():
+        first = [drawn(grey, plan) for plan in plans]
+    expected = [drawn(grey, plan) for plan in plans]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda plan: drawn(grey, plan), plans * 2))
+    for found in (first, together[:8], together[8:]):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one[0], other[0])
+            np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "line"])
+@pytest.mark.parametrize(("y", "x"), [(0, 0), (0, 95), (91, 0), (91, 95), (-2.5, 40), (91.25, 40), (40, -3)])
+def test_beyond_its_edges_an_image_is_mirrored(name: str, y: float, x: float) -> None:
+    """Drawn over an edge is drawn in the middle of the mirrored image, and cut."""
+    pad, shape = 80, (3, 92, 96)
+    grey = scene(6, shape)
+    plan = move(plan_of(only(name), 6, shape), y, x)
+    inner = replace(plan, y=plan.y + np.float32(pad), x=plan.x + np.float32(pad))
+    if name == "texture":  # its places are counted from the corner of the image
+        values = plan.values.copy()
+        values[:, 5:7] = (values[:, 5:7] - pad / 256) % 1
+        inner = replace(inner, values=values)
+    changes, masks = drawn(np.pad(grey, ((0, 0), (0, 0), (pad, pad), (pad, pad)), mode="reflect"), inner)
+    inside = (..., slice(pad, pad + shape[1]), slice(pad, pad + shape[2]))
+    at_edge = drawn(grey, plan)
+    np.testing.assert_array_equal(at_edge[0], changes[inside])
+    # Whether a pixel at the edge stands out is told with fewer neighbours.
+    told = (..., slice(1, -1), slice(1, -1)) if plan.spec.members[0].replaces else ...
+    np.testing.assert_array_equal(at_edge[1][told], masks[inside][told])
 
 
 @pytest.mark.gpu
-def test_the_device_draws_what_the_cpu_draws() -> None:
-    shape = (3, 64, 64)
-    plan = sample_plan(DefectSpec(probability=1.0), 3, 1, np.arange(32), shape)
-    images = torch.rand(32, *shape, generator=torch.Generator().manual_seed(0))
-    expected = render(images.clone(), plan)
-    drawn = render(images.cuda(), plan)
-    torch.testing.assert_close(drawn[0].cpu(), expected[0], rtol=0, atol=1 / 255)
-    torch.testing.assert_close(drawn[1].cpu(), expected[1], rtol=0, atol=0)
+@pytest.mark.parametrize("kind", RANGES)
+@pytest.mark.parametrize("name", [*NAMES, "all"])
+def test_the_device_draws_what_the_cpu_draws(name: str, kind: str) -> None:
+    shape, values = (3, 64, 64), RANGES[kind][1]
+    spec = many(*(NAMES if name == "all" else (name,)))
+    plan, images = plan_of(spec, 32, shape), as_dtype(scene(32, shape), kind).to(torch.float32)
+    after, masks = render(images.clone(), plan, values)
+    on_device, marks = (tensor.cpu() for tensor in render(images.cuda(), plan, values))
+    torch.testing.assert_close(on_device, after, rtol=0, atol=values.scale / 255)
+    assert (marks != masks).float().mean() < 1e-3  # where a change is as large as what a mask wants, to a rounding

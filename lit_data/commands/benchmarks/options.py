@@ -12,7 +12,7 @@ from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
-MODES: Final = ("loaders", "collate", "headroom", "callbacks")
+MODES: Final = ("loaders", "collate", "headroom", "callbacks", "synthesis")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class BenchmarkOptions:
 
     Args:
         mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
-            in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost.
+            in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost,
+            `synthesis` ways to draw defects.
         methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
@@ -39,6 +40,7 @@ class BenchmarkOptions:
         samples_in_memory: Mode `collate`: size of the set.
         steps: Modes `headroom` and `callbacks`: training steps of each run.
         cached_batches: Mode `headroom`: batches that are replayed.
+        compile: Mode `synthesis`: measure augmentation compiled by torch.compile too, which needs a C++ compiler.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -62,6 +64,7 @@ class BenchmarkOptions:
     samples_in_memory: int
     steps: int
     cached_batches: int
+    compile: bool
 
     def __post_init__(self) -> None:
         """Check every range."""

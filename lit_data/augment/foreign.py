@@ -1,0 +1,192 @@
+"""`Foreign`: a module of the user's own, which draws from the global generators, as an augmentation."""
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Literal, get_args
+
+import numpy as np
+import torch
+from kornia.augmentation import AugmentationBase2D, AugmentationSequential, MixAugmentationBaseV2
+from kornia.augmentation.container.base import ImageSequentialBase
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from lit_data.augment.augmentation import Augmentation
+from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes
+from lit_data.augment.layers import Layers
+from lit_data.augment.seeding import seeded
+from lit_data.errors import ConfigError
+from lit_data.rng import Stream, random_words
+
+log = logging.getLogger(__name__)
+
+SeedPer = Literal["batch", "sample"]
+_KEY: Final = "augment_foreign"
+_KORNIA: Final = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2)
+
+
+class Foreign(Augmentation):
+    """Runs a module with the global generators seeded, and puts their states back.
+
+    Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest neighbour) and boxes
+    together, through an ``AugmentationSequential``; their numbers are drawn on the host, so that they are the same for
+    any device. Boxes travel as the points of their corners. Any other module is called with (images, masks) if its
+    ``forward`` takes two arguments, else with images alone; it cannot move boxes.
+
+    The seeds come back to the host before the call, so this waits for the device once a batch, which the other
+    augmentations do not.
+
+    Args:
+        module: A Kornia augmentation or container, a list of augmentations to run in turn, or any other module.
+        seed_per: `batch`: one seed from (seed, epoch, the indices of the batch), so a sample's result depends on the
+            batch it is in; the parts of a batch that is split have the seed of the whole. `sample`: each sample goes
+            through by itself, with a seed from (seed, epoch, its index): slower, but the same for any number of ranks,
+            batch size and after a resume.
+        min_box_px: Smallest height and width of a box that is kept.
+        min_box_visible: Smallest share of a moved box that lies in the output, for it to be kept.
+
+    Raises:
+        ConfigError: An argument is of the wrong kind; later, that boxes cannot be moved or results do not fit.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Sequence[nn.Module],
+        *,
+        seed_per: SeedPer = "batch",
+        min_box_px: float = 2.0,
+        min_box_visible: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if seed_per not in get_args(SeedPer):
+            raise ConfigError(f"seed_per={seed_per!r} is unknown: choose one of {', '.join(get_args(SeedPer))}")
+        self.module = _wrap(module)
+        self.seed_per = seed_per
+        self.box_limits = BoxLimits(min_px=min_box_px, min_visible=min_box_visible)
+        self._takes_masks = not _is_kornia(self.module) and _takes_two(self.module)
+        self._has_warned = False
+        self._device: torch.device | None = None
+
+    @property
+    def draw_keys(self) -> tuple[str, ...]:
+        """``augment_foreign`` [B] int64, seeds."""
+        return (_KEY,)
+
+    def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
+        """Draw the seeds; see `Augmentation.draw`."""
+        # The first two words of this stream seed a user's own dataset.
+        words = random_words(seed, Stream.USER, index, epoch, 4)[:, 2:].astype(np.uint64)
+        seeds = words[:, 0] | words[:, 1] << np.uint64(32)
+        if self.seed_per == "batch":
+            seeds = np.full_like(seeds, seeds.sum())  # wraps
+        return {_KEY: torch.from_numpy(seeds.view(np.int64))}
+
+    def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
+        """Run the module under the drawn seeds."""
+        device = layers.images.device
+        self._settle(device)
+        seeds = draws[_KEY].tolist()
+        if self.seed_per == "batch":
+            with seeded(seeds[0], device):
+                return self._run(layers)
+        results = []
+        for row, seed in enumerate(seeds):
+            with seeded(seed, device):
+                results.append(self._run(_take_row(layers, row)))
+        return _join(results)
+
+    def _settle(self, device: torch.device) -> None:
+        """Move the module to the device of the batch; Kornia's numbers stay on the host."""
+        if device == self._device:
+            return
+        self.module.to(device)
+        for child in self.module.modules():
+            if isinstance(child, AugmentationBase2D | MixAugmentationBaseV2):
+                child.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
+        self._device = device
+
+    def _run(self, layers: Layers) -> Layers:
+        if _is_kornia(self.module):
+            return self._run_kornia(layers)
+        if layers.boxes is not None:
+            raise ConfigError(f"{type(self.module).__name__} is not of Kornia and cannot move boxes")
+        if self._takes_masks:
+            images, masks = self.module(layers.images, layers.masks)
+        else:
+            self._warn_about_masks(layers)
+            images, masks = self.module(layers.images), layers.masks
+        return Layers(images.to(torch.float32), masks)
+
+    def _run_kornia(self, layers: Layers) -> Layers:
+        given: dict[str, Tensor] = {"input": layers.images}
+        if layers.masks is not None:
+            given["mask"] = layers.masks
+        if layers.boxes is not None:
+            # Each sample moves the corners of all boxes, of which those of its own are taken: no padding by counts.
+            corners = box_corners(layers.boxes, layers.size_px)
+            given["keypoints"] = corners.reshape(1, -1, 2).expand(len(layers.images), -1, -1)
+        result = self.module(*given.values(), data_keys=list(given))
+        moved = dict(zip(given, [result] if len(given) == 1 else result, strict=True))
+        after = Layers(moved["input"].to(torch.float32), moved.get("mask"))
+        if layers.boxes is None:
+            return after
+        rows = layers.boxes[:, 0].long()
+        each = torch.arange(len(rows), device=rows.device)
+        corners = moved["keypoints"].view(len(layers.images), len(rows), 4, 2)[rows, each]
+        return replace(after, boxes=hull_boxes(layers.boxes, corners, after.size_px, self.box_limits))
+
+    def _warn_about_masks(self, layers: Layers) -> None:
+        if layers.masks is not None and not self._has_warned:
+            self._has_warned = True
+            log.warning("%s takes images alone: masks are not moved with them", type(self.module).__name__)
+
+
+def _wrap(module: nn.Module | Sequence[nn.Module]) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        return _chain(module)
+    if type(module) is nn.Sequential and any(_is_kornia(part) for part in module):
+        return _chain(list(module))
+    return _chain([module]) if _is_kornia(module) and not isinstance(module, AugmentationSequential) else module
+
+
+def _chain(parts: Sequence[nn.Module]) -> nn.Module:
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, nn.Module) for part in parts):
+        raise ConfigError(f"{parts!r} is not an augmentation: give a torch module or a list of them")
+    chain: nn.Module = AugmentationSequential(*parts)
+    return chain
+
+
+def _is_kornia(module: nn.Module) -> bool:
+    return isinstance(module, _KORNIA)
+
+
+def _takes_two(module: nn.Module) -> bool:
+    """Whether `forward` takes images and masks: two arguments by position, the second without a default or none."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
+    return len(taken) == 2 and taken[1].default in (inspect.Parameter.empty, None)
+
+
+def _take_row(layers: Layers, row: int) -> Layers:
+    masks, boxes = layers.masks, layers.boxes
+    if boxes is not None:
+        boxes = boxes[boxes[:, 0] == row].clone()
+        boxes[:, 0] = 0
+    return Layers(layers.images[row : row + 1], None if masks is None else masks[row : row + 1], boxes)
+
+
+def _join(results: Sequence[Layers]) -> Layers:
+    sizes = {result.size_px for result in results}
+    if len(sizes) > 1:
+        raise ConfigError(f"samples came out in different sizes ({sorted(sizes)}): end with a crop or resize")
+    masks = [result.masks for result in results if result.masks is not None]
+    boxes = [result.boxes for result in results if result.boxes is not None]
+    for row, part in enumerate(boxes):
+        part[:, 0] = row
+    return Layers(
+        torch.cat([result.images for result in results]),
+        torch.cat(masks) if masks else None,
+        torch.cat(boxes) if boxes else None,
+    )

@@ -1,0 +1,58 @@
+"""`Pipeline`: augmentations one after the other."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from lit_data.augment.augmentation import Augmentation
+from lit_data.augment.layers import Layers
+from lit_data.augment.stages import as_augmentation
+from lit_data.errors import ConfigError
+
+
+class Pipeline(Augmentation):
+    """Runs augmentations in their order, each with the numbers of its own stream.
+
+    Args:
+        steps: Augmentations; other torch modules become `Foreign`.
+
+    Raises:
+        ConfigError: A step is no augmentation, or two are of one kind: they would draw the same numbers.
+    """
+
+    def __init__(self, steps: Sequence[nn.Module]) -> None:
+        super().__init__()
+        made = [as_augmentation(step) for step in steps]
+        self.steps = nn.ModuleList(step for step in made if step is not None)
+        self.crop_px = next((step.crop_px for step in reversed(list(self._each())) if step.crop_px), None)
+        twice = [key for key, times in Counter(self.draw_keys).items() if times > 1]
+        if twice:
+            raise ConfigError(f"two steps of the pipeline draw {twice[0]!r}: join them into one")
+
+    @property
+    def draw_keys(self) -> tuple[str, ...]:
+        """Those of all steps."""
+        return tuple(key for step in self._each() for key in step.draw_keys)
+
+    def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
+        """The sum over the steps; see `Augmentation.margin_px`."""
+        margins = [step.margin_px(patch_px) for step in self._each()]
+        return sum(margin[0] for margin in margins), sum(margin[1] for margin in margins)
+
+    def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
+        """What all steps draw; see `Augmentation.draw`."""
+        drawn: dict[str, Tensor] = {}
+        for step in self._each():
+            drawn |= step.draw(seed, epoch, index, channels)
+        return drawn
+
+    def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
+        """Run the steps."""
+        for step in self._each():
+            layers = step.transform(layers, draws)
+        return layers
+
+    def _each(self) -> list[Augmentation]:
+        return [step for step in self.steps if isinstance(step, Augmentation)]

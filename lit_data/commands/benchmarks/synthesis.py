@@ -1,0 +1,247 @@
+"""Mode ``synthesis``: how fast defects are drawn, beside the ways in which people draw them."""
+
+import csv
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, cast
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from lit_data.augment import Augmentation
+from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.ways import Scene, draw_in_turn, open_scene, place_alone, take_alone, to_unit, widen
+from lit_data.datamodules.stripe_transform import StripeTransform
+from lit_data.datasets.stripe_drawing import draw_everywhere, draw_in_windows
+from lit_data.io.progress import track
+from lit_data.synthesis import DefectPlan, render
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[], object]
+WAYS: Final = ("original", "original_numpy", "local", "local_numpy", "batched", "device")
+COLUMNS: Final = (
+    "family", "defects", *(f"{way}_us" for way in WAYS), "ratio_to_original", "ratio_to_local", "repeats",
+)  # fmt: skip
+_ALONE: Final = 24
+"""Defects of a batch, evenly spaced in its plan, that stand for all where each is drawn by itself."""
+_LABELS: Final = {
+    "original": "whole image, one at a time",
+    "local": "own window, one at a time",
+    "batched": "lit_data, a batch",
+    "device": "lit_data, a batch on the device",
+}
+_HEADINGS: Final = {
+    **{f"{way}_us": way.replace("_numpy", " NumPy") for way in WAYS},
+    "ratio_to_original": "x original",
+    "ratio_to_local": "x local",
+}
+_WIDTH: Final = 150
+_COLOURS: Final = {"original": "#c8cbd0", "local": "#8f949c", "batched": "#007aff", "device": "#34c759"}
+
+
+def run_synthesis(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+    """Compare the ways for each family of defects and for all; see `lit_data.commands.benchmark.run`."""
+    scene = open_scene(cfg, options.batch_sizes[0])
+    with _one_thread():
+        lines, finish = _compare_ways(scene, options, device), _time_finish(scene, options, device)
+    folder, shape = Path(cfg.paths.run), "x".join(map(str, scene.image.shape[1:]))
+    title = f"{cfg.name}: us per defect, in batches of {len(scene.patches)} and on images of {shape}"
+    write_lines(lines, folder / "benchmark.csv")
+    draw_chart(lines, folder / "benchmark.png", title)
+    _print_lines(lines, title)
+    log.info("table: %s, picture: %s", folder / "benchmark.csv", folder / "benchmark.png")
+    for name in (name for name in finish if name.endswith("_ms")):
+        log.info("%s %.2f: a batch of %d, drawn and augmented", name, finish[name], len(scene.patches))
+    return _collect(lines) | {"benchmark/batch_size": len(scene.patches)} | finish
+
+
+def time_in_turn(works: Mapping[str, Work], repeats: int, device: torch.device) -> dict[str, float]:
+    """Median seconds of each work, done in turn with the others, after once for warming up.
+
+    Args:
+        works: What to do.
+        repeats: How often.
+        device: What must have ended when a work has.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    rounds = [*works.items()] * (repeats + 1)
+    for name, work in track(rounds, "measuring", len(rounds)):
+        _synchronise(device)
+        began_s = time.perf_counter()
+        work()
+        _synchronise(device)
+        seconds[name].append(time.perf_counter() - began_s)
+    return {name: median(times[1:]) for name, times in seconds.items()}
+
+
+def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
+    """The same with compiled augmentation, whose shapes are those of the batch.
+
+    Drawing is left as it is: with each batch come other numbers of defects, and other groups of them.
+
+    Args:
+        transformation: What happens to batches.
+    """
+    compiled = {stage: cast(Augmentation, torch.compile(part)) for stage, part in transformation.augment.items()}
+    return replace(transformation, augment=compiled)
+
+
+def write_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write `COLUMNS` with six digits; an empty cell is a way that there is not."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=COLUMNS)
+        writer.writeheader()
+        for line in lines:
+            cells = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in line.items()}
+            writer.writerow({name: "" if cell == "nan" else cell for name, cell in cells.items()})
+
+
+def draw_chart(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """Draw what a defect of each family takes, a bar for each way."""
+    figure = Figure(figsize=(9.5, 1.2 + 0.62 * len(lines)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    ways = [way for way in _LABELS if not math.isnan(lines[0][f"{way}_us"])]
+    height = 0.8 / len(ways)
+    for number, way in enumerate(ways):
+        places = [row + (number - (len(ways) - 1) / 2) * height for row in range(len(lines))]
+        times_us = [_find_fastest(line, way) for line in lines]
+        bars = axis.barh(places, times_us, height, color=_COLOURS[way], label=_LABELS[way])
+        axis.bar_label(bars, [_format_number(time_us) for time_us in times_us], padding=4, fontsize=7)
+    axis.set_yticks(range(len(lines)), [line["family"] for line in lines])
+    axis.set_xscale("log")
+    axis.margins(x=0.1, y=0.01)
+    axis.invert_yaxis()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("us per defect (logarithmic)")
+    figure.legend(loc="outside lower center", ncols=len(ways), frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path)
+
+
+def _compare_ways(scene: Scene, options: BenchmarkOptions, device: torch.device) -> list[dict[str, Any]]:
+    """A line for each family, and one for all together."""
+    specs = {member.name: replace(scene.spec, families=(member,)) for member in scene.spec.members}
+    there = scene.patches.to(device) if device.type == "cuda" else None
+    rows = {row: _list_ways(scene, scene.plan(spec), there) for row, spec in (specs | {"all": scene.spec}).items()}
+    works = {f"{row}/{way}": work for row, (ways, _) in rows.items() for way, work in ways.items()}
+    times_s = time_in_turn(works, options.repeats, device)
+    return [
+        _make_line(row, {way: times_s[f"{row}/{way}"] / counts[way] for way in ways}, counts, options.repeats)
+        for row, (ways, counts) in rows.items()
+    ]
+
+
+def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[dict[str, Work], dict[str, int]]:
+    """For each way what it does, and how many defects that draws.
+
+    Pixels are drawn on again and again: what it costs does not depend on what they show.
+    """
+    numbers = sorted({len(plan) * step // _ALONE for step in range(_ALONE)})
+    whole = [alone._replace(row=0) for alone in take_alone(widen(plan, scene.size_px), numbers)]
+    local, on_host, values = take_alone(plan, numbers), plan.to("cpu"), scene.values
+    works: dict[str, Work] = {
+        "original": lambda: draw_in_turn(scene.image, scene.image_mask, whole, values),
+        "local": lambda: draw_in_turn(scene.patches, scene.masks, local, values),
+        "batched": lambda: render(scene.patches, on_host, values),
+    }
+    if plan.spec.has_plain_spots_only:
+        spots = place_alone(scene.patches, plan, numbers, values)
+        image, patch = to_unit(scene.image[0], values), to_unit(scene.patches[0], values)
+        works["original_numpy"] = lambda: draw_everywhere(image, spots)
+        works["local_numpy"] = lambda: draw_in_windows(patch, spots)
+    if there is not None:
+        plan_there = plan.to(there.device)
+        works["device"] = lambda: render(there, plan_there, values)
+    return works, {way: len(plan) if way in ("batched", "device") else len(numbers) for way in works}
+
+
+def _time_finish(scene: Scene, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of a planned batch until the model sees it, and why not where that is not known."""
+    batch = {key: value.to(device) for key, value in scene.batch.items()}
+    works: dict[str, Work] = {"finish": lambda: scene.transformation.finish(batch, "train")}
+    found: dict[str, Any] = {}
+    try:
+        if options.compile:
+            compiled = compile_augmentation(scene.transformation)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what the compiler cannot follow, which it leaves as it is
+                compiled.finish(batch, "train")
+            works["finish_compiled"] = lambda: compiled.finish(batch, "train")
+    except Exception as error:  # compilers fail in many ways
+        note = " ".join(str(error).split())[:300]
+        log.warning("compiled augmentation: not available: %s", note)
+        found["benchmark/finish_compiled_note"] = note
+    times_s = time_in_turn(works, options.repeats, device)
+    return found | {f"benchmark/{name}_ms": 1e3 * seconds for name, seconds in times_s.items()}
+
+
+def _make_line(family: str, each_s: Mapping[str, float], counts: Mapping[str, int], repeats: int) -> dict[str, Any]:
+    times_us = {f"{way}_us": 1e6 * each_s.get(way, math.nan) for way in WAYS}
+    ratios = {f"ratio_to_{way}": _find_fastest(times_us, way) / times_us["batched_us"] for way in ("original", "local")}
+    return {"family": family, "defects": counts["batched"], **times_us, **ratios, "repeats": repeats}
+
+
+def _find_fastest(line: Mapping[str, Any], way: str) -> float:
+    """Microseconds of a way, as torch or as NumPy does it."""
+    in_numpy: float = line.get(f"{way}_numpy_us", math.nan)
+    in_torch: float = line[f"{way}_us"]
+    return in_torch if math.isnan(in_numpy) else min(in_torch, in_numpy)
+
+
+def _collect(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Keys of summary.json: what was measured of each line, and the ratios of the last one."""
+    measured = [name for name in COLUMNS if name.endswith("_us") or name.startswith("ratio")]
+    found = {
+        f"benchmark/{line['family']}_{name}": line[name]
+        for line in lines
+        for name in measured
+        if not math.isnan(line[name])
+    }
+    return found | {f"benchmark/{name}": lines[-1][name] for name in measured if name.startswith("ratio")}
+
+
+def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in COLUMNS[:-1]:
+        table.add_column(_HEADINGS.get(name, name), justify="left" if name == "family" else "right")
+    for line in lines:
+        cells = (line[name] for name in COLUMNS[:-1])
+        table.add_row(*(_format_number(cell) if isinstance(cell, float) else str(cell) for cell in cells))
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+
+
+def _format_number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one core, as workers do; several would wait for each other where other programs run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

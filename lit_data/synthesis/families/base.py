@@ -1,0 +1,170 @@
+"""What every family of defects has: how often, how strong, which numbers it draws, how it changes pixels."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lit_data.synthesis.pixels import Pixels
+    from lit_data.synthesis.windows import Windows
+
+DRAWS: Final = 8
+"""Random numbers that a defect takes for its shape, and most parameters that a family has."""
+
+_SIZES: Final = ("size_px", "length_px", "width_px", "radius_px", "sigma_px", "beat_px")
+_LIMITS: Final[dict[str, tuple[float, float]]] = {
+    **dict.fromkeys(_SIZES, (0.1, math.inf)),
+    "elongation": (1.0, math.inf),
+    "opacity": (0.0, 1.0),
+    "taper": (0.0, 1.0),
+}
+"""Between what the ranges with these names must lie; all others must not be negative."""
+
+Floats = NDArray[np.float32]
+Range = tuple[float, float]
+Parameters = dict[str, "Tensor"]
+"""Drawn parameters by name, [n, 1, 1] each, on the device of the images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(ABC):
+    """One kind of defect.
+
+    A family says which parameters a defect has (`sample`, on the host, NumPy), how large a window they need
+    (`window_px`), how far it covers the pixels of that window, and what it adds to those (`cover` and `change`, on the
+    device of the images).
+
+    Args:
+        weight: How often this family is chosen, relative to the others.
+        amplitude: Smallest and largest strength, in units of the 0..1 value range; none takes that of the
+            specification.
+        contrast: The same in standard deviations of the noise around the defect; it takes the place of `amplitude`.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    weight: float = 1.0
+    amplitude: Range | None = None
+    contrast: Range | None = None
+
+    name: ClassVar[str]
+    parameters: ClassVar[tuple[str, ...]]
+    """Names of the columns that `sample` returns, `DRAWS` at most."""
+    draws: ClassVar[int] = DRAWS
+    """Random numbers that `sample` looks at."""
+    turns_inwards: ClassVar[bool] = False
+    """Whether the sign changes where the centre would leave the value range."""
+    marks_all: ClassVar[bool] = False
+    """Whether the mask holds every pixel that is covered at all, and not only those that are changed visibly."""
+    replaces: ClassVar[bool] = False
+    """Whether other pixels take the place of those that were there, noise and all: a change must stand out from it."""
+
+    def __post_init__(self) -> None:
+        """Accept lists, as a configuration gives them, and check every range and the weight."""
+        if not isinstance(self.weight, Real) or not self.weight > 0:
+            raise ConfigError(f"weight={self.weight!r} of {self.name} must be greater than 0: leave the family out")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_strength = field.name in ("amplitude", "contrast") and value is not None
+            if is_strength or (isinstance(field.default, tuple) and isinstance(field.default[0], int | float)):
+                limits = _LIMITS.get(field.name, (0.0, math.inf))
+                object.__setattr__(self, field.name, check_range(f"{self.name}.{field.name}", value, limits))
+
+    @property
+    def variants(self) -> tuple[float, ...]:
+        """Weights of the fixed forms that this family chooses from."""
+        return (1.0,)
+
+    @abstractmethod
+    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+        """Parameters of n defects.
+
+        Args:
+            draws: [n, DRAWS] in [0, 1).
+            variant: [n] which of `variants`.
+
+        Returns:
+            [n] for each of `parameters`.
+        """
+
+    @abstractmethod
+    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+        """Size of the window that holds each defect: [n, 2] (height, width), or [2] for all of them."""
+
+    def place(
+        self, y: Floats, x: Floats, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> tuple[Floats, Floats]:
+        """Centre of the window of each defect, where that is not where the defect was put."""
+        return y, x
+
+    @abstractmethod
+    def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
+        """How far each pixel is covered.
+
+        Args:
+            windows: The windows of n defects.
+            parameters: Their parameters.
+
+        Returns:
+            [n, h, w] float32 in 0..1, or in -1..1 for what brightens on one side and darkens on the other.
+        """
+
+    def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
+        """What is added to covered pixels: by default the strength of the defect times the cover, for all channels.
+
+        Args:
+            pixels: K pixels.
+            parameters: Those of the defects, see `Pixels.of_each`.
+
+        Returns:
+            [K, C] float32 in units of the 0..1 value range; or [K, 1], the same for all channels.
+        """
+        return (pixels.strength * pixels.cover)[:, None]
+
+
+def check_range(name: str, bounds: Any, limits: Range = (0.0, math.inf)) -> tuple[Any, Any]:  # noqa: ANN401 - a user's
+    """Return (smallest, largest) if they are in order, not negative, and within the limits.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    pair = tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
+    if len(pair) != 2 or not all(isinstance(bound, Real) for bound in pair) or not 0 <= pair[0] <= pair[1]:
+        raise ConfigError(f"{name}={list(pair)} is not a range: give [smallest, largest] with 0 <= smallest <= largest")
+    if pair[0] < limits[0] or pair[1] > limits[1]:
+        raise ConfigError(f"{name}={list(pair)} must lie between {limits[0]:g} and {limits[1]:g}")
+    return pair[0], pair[1]
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is none of the choices.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
+
+
+def spread(draws: Floats, bounds: Range) -> Floats:
+    """Uniform numbers in [0, 1) as numbers between bounds."""
+    low, high = bounds
+    return np.float32(low) + draws * np.float32(high - low)
+
+
+def square_window(half_px: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Square windows that reach `half_px` from their centre, of few different sizes: [n, 2]."""
+    needed = 2 * np.ceil(half_px + 0.5) + 1  # odd, so that the exponent is that of the next power of 2
+    side = np.maximum(16, 1 << np.frexp(needed)[1].astype(np.int64))
+    return np.repeat(side[:, None], 2, axis=1)

@@ -1,0 +1,69 @@
+"""Nicks: bites out of an edge."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_data.synthesis.edges import SEARCH_PX
+from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
+from lit_data.synthesis.outlines import band
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lit_data.synthesis.pixels import Pixels
+    from lit_data.synthesis.windows import Windows
+
+_COMPASS_Y: Final = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
+_COMPASS_X: Final = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
+"""The middle of the disc and eight places around it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nick(Family):
+    """A disc at the strongest edge nearby, filled with what is on the dark (or on the bright) side of it.
+
+    Args:
+        weight: See `Family`.
+        amplitude: Not used: the strength is `opacity`.
+        contrast: Not used.
+        radius_px: Of the disc.
+        opacity: Share of the edge that is gone.
+    """
+
+    radius_px: Range = (1.5, 4.0)
+    opacity: Range = (0.6, 1.0)
+
+    name: ClassVar[str] = "nick"
+    parameters: ClassVar[tuple[str, ...]] = ("radius_px", "opacity")
+    replaces: ClassVar[bool] = True
+
+    @override
+    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+        return {"radius_px": spread(draws[:, 0], self.radius_px), "opacity": spread(draws[:, 1], self.opacity)}
+
+    @override
+    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+        return square_window(parameters["radius_px"] + SEARCH_PX)
+
+    @override
+    def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
+        shift_y, shift_x = windows.edge
+        radius = ((windows.y - shift_y[:, None, None]).square() + (windows.x - shift_x[:, None, None]).square()).sqrt_()
+        return band(radius, parameters["radius_px"])
+
+    @override
+    def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
+        windows = pixels.windows
+        shift_y, shift_x = windows.edge
+        radius = parameters["radius_px"].view(-1) + 1
+        y = (windows.nearest_y + shift_y)[:, None] + radius[:, None] * radius.new_tensor(_COMPASS_Y)
+        x = (windows.nearest_x + shift_x)[:, None] + radius[:, None] * radius.new_tensor(_COMPASS_X)
+        sign = windows.strength.sign()[:, None]
+        around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
+        level = (around * sign[..., None]).amax(1) * sign
+        share = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
+        return (pixels.of_each(level) - pixels.before) * share[:, None]

@@ -1,0 +1,131 @@
+"""What a plan does to the pixels: each family finds out for its own defects, from the images as they are."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lit_data.synthesis.canvas import Canvas
+from lit_data.synthesis.families.base import Family
+from lit_data.synthesis.pixels import Pixels
+from lit_data.synthesis.plan import DefectPlan, Group
+from lit_data.synthesis.surroundings import Surroundings
+from lit_data.synthesis.windows import Windows
+
+_WORTH_PX: Final = 2**15
+"""Pixels that are computed in the time that a group takes beyond its pixels, on a CPU."""
+_STANDS_OUT: Final = 3.0
+"""Change that stands out from noise, in standard deviations of it."""
+_CACHED_PX: Final = 2**18
+"""More pixels at once do not stay in the caches of a CPU, and take twice the time each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Touches:
+    """K pixels that the defects of a plan touch; one pixel may be touched by several.
+
+    Attributes:
+        defect: [K] int64, number of the defect in the plan.
+        place: [K] int64, number of the pixel in the target, see `Canvas.find`.
+        steps: [K, C] float32 that the defect adds, in pixel values.
+        change: [K, J] float32 in units of the 0..1 value range: what becomes of that within the value range.
+        shows: [K, J] bool, whether the change can be seen, so that a mask holds the pixel.
+    """
+
+    defect: Tensor
+    place: Tensor
+    steps: Tensor
+    change: Tensor
+    shows: Tensor
+
+
+def find_touches(canvas: Canvas, plan: DefectPlan, *, judged: slice = slice(0, 1)) -> Touches:
+    """What a plan does; nothing is written.
+
+    Args:
+        canvas: The images.
+        plan: N > 0 defects, with tensors on the device of the images.
+        judged: The channels J of which it is told what can be seen; by default the target.
+    """
+    surroundings = Surroundings(canvas, plan.row, plan.y, plan.x)
+    strengths = _find_strengths(surroundings, plan)
+    on_cpu = canvas.device.type == "cpu"
+    groups = _merge(plan.groups, most_px=_WORTH_PX if on_cpu else sys.maxsize)
+    parts = [_touch(surroundings, strengths, plan, group, judged) for group in (_split(groups) if on_cpu else groups)]
+    return Touches(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _find_strengths(surroundings: Surroundings, plan: DefectPlan) -> tuple[Tensor, Tensor]:
+    """[N] signed strengths in units of the 0..1 value range: as planned, and turned inwards.
+
+    Turned inwards means negated where the centre of the target would leave the value range.
+    """
+    canvas, strength = surroundings.canvas, plan.amplitude
+    relative = plan.spec.relative
+    if relative.any():
+        in_noise = torch.from_numpy(relative).to(canvas.device)[plan.family]
+        strength = torch.where(in_noise, strength * surroundings.noise, strength)
+    y = surroundings.nearest_y.clamp(max=canvas.height_px - 1)
+    x = surroundings.nearest_x.clamp(max=canvas.width_px - 1)
+    step = strength * canvas.values.scale
+    peak = canvas.read(canvas.find(plan.row, y, x)) + (torch.round(step) if canvas.values.whole else step)
+    low, high = canvas.values.bounds
+    return strength, torch.where((peak < low) | (peak > high), -strength, strength)
+
+
+def _touch(
+    surroundings: Surroundings, strengths: tuple[Tensor, Tensor], plan: DefectPlan, group: Group, judged: slice
+) -> tuple[Tensor, ...]:
+    """The columns of `Touches` for one group."""
+    family, chosen = plan.spec.members[group.family], slice(group.start, group.stop)
+    windows = Windows(surroundings, strengths[family.turns_inwards], chosen, (group.height_px, group.width_px))
+    parameters = dict(zip(family.parameters, plan.values[chosen].T[:, :, None, None], strict=False))
+    pixels = Pixels(windows, family.cover(windows, parameters))
+    canvas, values = windows.canvas, windows.canvas.values
+    steps = family.change(pixels, parameters).expand(-1, canvas.channels) * values.scale
+    steps = steps.round_() if values.whole else steps
+    place = canvas.find(pixels.row, pixels.y, pixels.x)
+    before = canvas.read(place[:, None] + canvas.planes[judged])
+    change = ((before + steps[:, judged]).clamp_(*values.bounds) - before).abs_().div_(values.scale)
+    return pixels.defect + group.start, place, steps, change, _see(family, pixels, change, plan.spec.least_change)
+
+
+def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) -> Tensor:
+    """Which pixels show their defect: [K, J] bool."""
+    covered = (pixels.cover != 0)[:, None]
+    if family.marks_all:
+        return covered.expand_as(change)
+    if not family.replaces:
+        return covered & (change >= least_change)
+    # One noise in place of another changes pixels by 1.4 of its standard deviations, root mean square.
+    in_noise = _STANDS_OUT * pixels.of_each(pixels.windows.noise)[:, None]
+    return covered & (change > 0) & (pixels.spread_out(change) >= in_noise.clamp(min=least_change))
+
+
+def _merge(groups: Sequence[Group], most_px: int) -> list[Group]:
+    """Groups of square windows of one family made one where it needs at most `most_px` pixels more.
+
+    A device would always rather compute more than be told more often.
+    """
+    merged: list[Group] = []
+    for group in groups:
+        last = merged[-1] if merged else group
+        squares = last.height_px == last.width_px and group.height_px == group.width_px
+        side_px = max(last.height_px, group.height_px)
+        more_px = sum((side_px**2 - one.height_px**2) * (one.stop - one.start) for one in (last, group))
+        if merged and squares and last.family == group.family and more_px <= most_px:
+            merged[-1] = group._replace(height_px=side_px, width_px=side_px, start=last.start)
+        else:
+            merged.append(group)
+    return merged
+
+
+def _split(groups: Sequence[Group]) -> Iterator[Group]:
+    """The same in groups of at most `_CACHED_PX` pixels, or one window."""
+    for group in groups:
+        step = max(1, _CACHED_PX // (group.height_px * group.width_px))
+        for start in range(group.start, group.stop, step):
+            yield group._replace(start=start, stop=min(start + step, group.stop))

@@ -1,0 +1,58 @@
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from lit_data.augment import Layers, StripeAugment, detection_augment, segmentation_augment, stripe_augment
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "augment"
+
+
+def test_stripe_augment_can_be_the_simple_one() -> None:
+    off = {"rotate_deg": 0, "scale": (1, 1), "offset": 0, "contrast": 0, "gamma": 0, "blur_px": 0}
+    strong, simple = stripe_augment(**off, gain=0.1, noise=0.01), StripeAugment()
+    layers = Layers(torch.rand(6, 3, 9, 9))
+    found = strong(layers, strong.draw(0, 0, np.arange(6), 3))
+    assert torch.equal(found.images, simple(layers, simple.draw(0, 0, np.arange(6), 3)).images)
+
+
+@pytest.mark.parametrize("crop", [None, 16])
+def test_each_changes_images_and_keeps_masks(crop: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(6, 3, 24, 24, generator=generator)
+    masks = torch.randint(0, 5, (6, 1, 24, 24), generator=generator)
+    boxes = torch.tensor([[row, 0, 0.5, 0.5, 0.3, 0.3] for row in range(6)])
+    for build in (stripe_augment, detection_augment, segmentation_augment):
+        augment = build(crop_px=crop)
+        result = augment(Layers(images, masks, boxes), augment.draw(0, 0, np.arange(6), 3))
+        assert result.masks is not None
+        assert result.images.shape == (6, 3, *[crop or 24] * 2)
+        assert result.masks.shape == (6, 1, *[crop or 24] * 2)
+        assert set(result.masks.unique().tolist()) <= set(range(5))
+        assert not torch.equal(result.images, Layers(images).images[..., : crop or 24, : crop or 24])
+
+
+def test_channels_of_segmentation_share_their_exposure() -> None:
+    image = torch.rand(4, 1, 16, 16).expand(4, 3, 16, 16)
+    augment = segmentation_augment(noise=0)
+    result = augment(Layers(image), augment.draw(0, 0, np.arange(4), 3)).images
+    assert torch.equal(result[:, 0], result[:, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [("stripe", StripeAugment), ("strong", stripe_augment), ("detection", detection_augment),
+     ("segmentation", segmentation_augment)],
+)  # fmt: skip
+def test_files_hold_every_argument_with_its_default(name: str, build: type) -> None:
+    given = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    assert isinstance(given, dict)
+    assert given.pop("_target_") == f"lit_data.augment.{build.__name__}"
+    defaults = {key: parameter.default for key, parameter in inspect.signature(build).parameters.items()}
+    if given.get("crop_px"):
+        assert given["crop_px"] == "${data.patch_px}"  # the datamodule then reads a margin
+        given["crop_px"] = defaults["crop_px"]
+    assert given == {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}

@@ -1,0 +1,62 @@
+import pytest
+import torch
+from kornia.geometry.transform import warp_perspective
+
+from lit_data.augment.matrices import Moves, compose, invert
+from lit_data.augment.warping import Padding, gather, sample, sampling_grid, whole_index
+
+SIZES = [((9, 9), (9, 9)), ((8, 12), (8, 12)), ((13, 8), (6, 7)), ((1, 6), (1, 3)), ((5, 5), (1, 1))]
+
+
+def _moves(batch: int, *, bent: float = 0.0) -> Moves:
+    generator = torch.Generator().manual_seed(1)
+    return Moves(
+        mirror=torch.where(torch.rand(batch, 2, generator=generator) < 0.5, -1.0, 1.0),
+        quarters=torch.randint(0, 4, (batch,), generator=generator),
+        linear=torch.eye(2) + bent * torch.rand(batch, 2, 2, generator=generator),
+        tilt=bent * (torch.rand(batch, 2, generator=generator) - 0.5),
+        shift=torch.randint(-9, 10, (batch, 2), generator=generator) + bent,
+    )
+
+
+@pytest.mark.parametrize("padding", ["reflect", "zeros", "border"])
+@pytest.mark.parametrize(("size", "crop"), SIZES)
+def test_indexing_equals_the_warp(size: tuple[int, int], crop: tuple[int, int], padding: Padding) -> None:
+    planes = torch.rand(60, 3, *size, generator=torch.Generator().manual_seed(0))
+    inverse = invert(compose(_moves(60), size, crop))
+    taken = gather(planes, *whole_index(inverse, size, crop, padding))
+    if 1 not in size:  # torch's sampler knows no reflection of a single row
+        warped = sample(planes, sampling_grid(inverse, size, crop, tilted=False), padding, nearest=True)
+        assert torch.equal(taken, warped)
+    allowed = set(planes.unique().tolist()) | ({0.0} if padding == "zeros" else set())
+    assert taken.shape == (60, 3, *crop)
+    assert set(taken.unique().tolist()) <= allowed
+
+
+@pytest.mark.parametrize(("size", "crop"), [((20, 20), (20, 20)), ((16, 24), (11, 9))])
+@pytest.mark.parametrize("nearest", [False, True])
+def test_the_warp_is_that_of_kornia(size: tuple[int, int], crop: tuple[int, int], nearest: bool) -> None:
+    planes = torch.rand(8, 2, *size, generator=torch.Generator().manual_seed(0))
+    matrix = compose(_moves(8, bent=0.2), size, crop)
+    ours = sample(planes, sampling_grid(invert(matrix), size, crop, tilted=True), "zeros", nearest=nearest)
+    theirs = warp_perspective(
+        planes, matrix, crop, mode="nearest" if nearest else "bilinear", padding_mode="zeros", align_corners=True
+    )
+    assert ((ours - theirs).abs() > 1e-3).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.float64])
+def test_nearest_keeps_every_dtype_and_value(dtype: torch.dtype) -> None:
+    largest = {torch.bool: 2, torch.uint8: 256, torch.float16: 2048}.get(dtype, 2**15)
+    if dtype == torch.int64:
+        largest = 2**40
+    generator = torch.Generator().manual_seed(0)
+    planes = torch.randint(0, largest, (4, 1, 16, 16), generator=generator).to(dtype)
+    inverse = invert(compose(_moves(4, bent=0.2), (16, 16), (16, 16)))
+    moved = sample(planes, sampling_grid(inverse, (16, 16), (16, 16), tilted=True), "reflect", nearest=True)
+    assert moved.dtype == dtype
+    assert set(moved.unique().tolist()) <= set(planes.unique().tolist())
+    whole = invert(compose(_moves(4), (16, 16), (16, 16)))
+    taken = gather(planes, *whole_index(whole, (16, 16), (16, 16), "border"))
+    assert taken.dtype == dtype
+    assert set(taken.unique().tolist()) <= set(planes.unique().tolist())

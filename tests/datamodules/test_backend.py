@@ -1,0 +1,111 @@
+"""Who draws the defects."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datamodules import backend
+from lit_data.datamodules.backend import DrawingBackend, choose_backend
+from lit_data.datasets import StripeDataset
+from lit_data.datasets.drawn import DefectWriter
+from lit_data.errors import ConfigError
+from lit_data.grid import PatchGrid
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
+from lit_data.synthesis.values import ValueRange
+
+CPU = torch.device("cpu")
+
+
+class Bank(list[Any]):
+    """Images in memory."""
+
+    channels, dtype = 3, np.dtype("uint8")
+
+
+@pytest.fixture
+def dataset() -> StripeDataset:
+    images = Bank(np.random.default_rng(n).integers(0, 255, (3, 40, 50), dtype=np.uint8) for n in range(3))
+    grid = PatchGrid(np.full(3, 40), np.full(3, 50), 16, 12)
+    return StripeDataset(images, grid)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def writer() -> DefectWriter:
+    return DefectWriter(DefectSpec(probability=1.0), 0, ValueRange(0, 255, whole=True))
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, cpu_us: float, device_us: float) -> None:
+    """Let a batch of 8 take these times for each sample."""
+    found = iter([8 * cpu_us, 8 * device_us])
+    monkeypatch.setattr(backend, "_measure", lambda draw, device: (draw(), next(found))[1])
+
+
+@pytest.mark.parametrize(("cpu_us", "device_us", "chosen"), [(10, 20, "cpu"), (20, 10, "device"), (10, 10, "cpu")])
+def test_on_the_same_cores_the_cheaper_one_draws(
+    dataset: StripeDataset,
+    writer: DefectWriter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cpu_us: float,
+    device_us: float,
+    chosen: str,
+) -> None:
+    _pretend(monkeypatch, cpu_us, device_us)
+    with caplog.at_level(logging.INFO):
+        choice = choose_backend(dataset, writer, batch_size=8, workers=2, device=CPU, world_size=1)
+    assert (choice.backend, choice.cpu_us, choice.device_us) == (chosen, cpu_us, device_us)
+    name = "workers" if chosen == "cpu" else "device"
+    assert f"defects: drawn by the {name}: cpu draws a sample in {device_us} us, a worker in {cpu_us} us" in caplog.text
+
+
+def test_both_are_really_measured(dataset: StripeDataset, writer: DefectWriter) -> None:
+    before = dataset.cut(np.array([0]), np.array([[0, 0]]))
+    choice = choose_backend(dataset, writer, batch_size=4, workers=2, device=CPU, world_size=1)
+    assert choice.cpu_us is not None
+    assert choice.device_us is not None
+    assert choice.backend == ("cpu" if choice.cpu_us <= choice.device_us else "device")
+    np.testing.assert_array_equal(dataset.cut(np.array([0]), np.array([[0, 0]])), before)
+
+
+def test_ranks_do_not_measure(dataset: StripeDataset, writer: DefectWriter) -> None:
+    choice = choose_backend(dataset, writer, batch_size=4, workers=2, device=CPU, world_size=2)
+    assert (choice.backend, choice.cpu_us) == ("cpu", None)
+    assert "2 ranks must agree" in choice.reason
+
+
+def test_it_is_chosen_once_and_written_down(
+    dataset: StripeDataset, writer: DefectWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend(monkeypatch, 10, 20)
+    chooser, loader = DrawingBackend("auto"), LoaderOptions(batch_size=8)
+    assert chooser.to_plain() == {}
+    assert chooser.choose(dataset, writer, loader, None) is writer
+    assert chooser.choose(dataset, writer, loader, None) is writer
+    assert chooser.to_plain()["defects"]["backend"] == "cpu"
+
+
+@pytest.mark.parametrize(("name", "by_workers"), [("cpu", True), ("device", False)])
+def test_a_configured_one_is_taken(dataset: StripeDataset, writer: DefectWriter, name: str, by_workers: bool) -> None:
+    chooser = DrawingBackend(name)  # type: ignore[arg-type]
+    assert (chooser.choose(dataset, writer, LoaderOptions(), None) is writer) == by_workers
+    assert chooser.to_plain()["defects"]["reason"] == "as configured"
+
+
+def test_workers_that_cannot_draw(dataset: StripeDataset, writer: DefectWriter) -> None:
+    without_pixels = SimpleNamespace(pixels=False)
+    for data, by in ((dataset, None), (without_pixels, writer)):
+        assert DrawingBackend("auto").choose(data, by, LoaderOptions(), None) is None  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="backend=cpu draws into stored pixels"):
+            DrawingBackend("cpu").choose(data, by, LoaderOptions(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_large_batches(dataset: StripeDataset, writer: DefectWriter) -> None:
+    choice = choose_backend(dataset, writer, batch_size=18, workers=1, device=torch.device("cuda"), world_size=1)
+    assert choice.device_us is not None
+    assert choice.device_us > 0

@@ -1,0 +1,23 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datasets.drawn import DefectWriter
+from lit_data.synthesis import FAMILIES, DefectSpec, render, sample_plan
+from lit_data.synthesis.values import ValueRange
+
+GREY = ValueRange(0, 255, whole=True)
+
+
+@pytest.mark.usefixtures("small_runs_are_fast")
+@pytest.mark.parametrize("names", [("spot",), ("scratch", "blur"), tuple(FAMILIES)])
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_workers_draw_what_the_device_draws(names: tuple[str, ...], rows: int) -> None:
+    spec = DefectSpec(probability=1, families={name: {} for name in names})
+    images = np.random.default_rng(0).integers(0, 256, (rows, 3, 40, 32)).astype(np.uint8)
+    index, masks = np.arange(rows) * 5 + 2, np.full((rows, 1, 40, 32), 9, np.uint8)
+    plan = sample_plan(spec, 3, 4, index, (3, 40, 32))
+    expected, marks = render(torch.from_numpy(images.astype(np.float32)), plan, GREY)
+    DefectWriter(spec, 3, GREY).write_into(images, masks, index, epoch=4)
+    np.testing.assert_array_equal(images, expected.numpy())
+    np.testing.assert_array_equal(masks, marks.numpy())

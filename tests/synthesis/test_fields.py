@@ -1,0 +1,43 @@
+import numpy as np
+import torch
+
+from lit_data.synthesis.canvas import Canvas
+from lit_data.synthesis.fields import FIELD_PX, look_up, smooth_field
+from lit_data.synthesis.surroundings import Surroundings
+from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.windows import Windows
+
+# A field that changes changes every sample with a wavy outline.
+PLACES = [
+    [-0.0053, 0.0585, -0.1364, -0.1265],
+    [-0.0016, 0.0671, 0.0541, -0.1138],
+    [-0.1072, 0.1252, -0.1071, -0.0311],
+    [-0.2119, 0.0219, -0.0593, 0.0521],
+]
+
+
+def test_the_field_is_smooth_and_repeats() -> None:
+    field = smooth_field()
+    assert field.shape == (FIELD_PX, FIELD_PX)
+    assert abs(float(field.mean())) < 1e-4
+    assert abs(float(field.std()) - 1) < 1e-4
+    steps = [np.abs(field - np.roll(field, 1, axis)) for axis in (0, 1)]
+    assert max(step.max() for step in steps) < 0.5
+    # No seam: the step from the last row to the first is like any other.
+    assert steps[0][0].mean() < 1.5 * steps[0].mean()
+    assert steps[1][:, 0].mean() < 1.5 * steps[1].mean()
+
+
+def test_the_field_stays_as_it_is() -> None:
+    places = smooth_field()[::128, ::128]
+    np.testing.assert_allclose(places, PLACES, atol=1e-4)
+
+
+def test_a_place_of_the_field_is_seen_through_a_window() -> None:
+    canvas = Canvas(torch.zeros(1, 1, 20, 20), ValueRange())
+    centre = torch.tensor([10.0])
+    windows = Windows(Surroundings(canvas, torch.tensor([0]), centre, centre), torch.ones(1), slice(0, 1), (16, 16))
+    top, left, scale = (torch.full((1, 1, 1), value) for value in (0.25, 0.5, 2.0))
+    rows = (128 + (np.arange(16) - 7 + FIELD_PX) * 2) % FIELD_PX
+    columns = (256 + (np.arange(16) - 7 + FIELD_PX) * 2) % FIELD_PX
+    np.testing.assert_array_equal(look_up(windows, top, left, scale)[0], smooth_field()[rows[:, None], columns])

@@ -1,0 +1,102 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from lit_data.errors import ConfigError
+from lit_data.synthesis import FAMILIES, DefectSpec
+from lit_data.synthesis.families.blur import Blur
+from lit_data.synthesis.families.spot import Spot
+from tests.synthesis.placing import NAMES
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"probability": 1.5}, r"probability=1.5 must lie between 0 and 1"),
+        ({"bright_fraction": -0.1}, r"bright_fraction=-0.1 must lie between 0 and 1"),
+        ({"least_change": 2}, r"least_change=2 must lie between 0 and 1"),
+        ({"count": (8, 3)}, r"count=\[8, 3\] is not a range"),
+        ({"true_count": (-1, 2)}, r"true_count=\[-1, 2\] is not a range"),
+        ({"amplitude": (0.4,)}, r"amplitude=\[0.4\] is not a range"),
+        ({"contrast": 3}, r"contrast=\[3\] is not a range"),
+        ({"families": {}}, r"families is empty: give at least one of spot, scratch"),
+        ({"families": ()}, r"families is empty"),
+        ({"families": {"spot": None}}, r"families is empty"),
+        ({"families": {"scrach": {}}}, r"families.scrach is unknown: choose from spot, scratch"),
+        ({"families": {"spot": {"shape": ()}}}, r"families.spot={'shape': \(\)}: its options are weight, .*shapes"),
+        ({"families": {"blur": 3}}, r"families.blur=3: its options are weight"),
+        ({"families": {"spot": {"shapes": ()}}}, r"spot.shapes is empty"),
+        (
+            {"families": {"spot": {"shapes": [{"height_px": 0, "width_px": 3, "sigma_y_px": 1, "sigma_x_px": 1}]}}},
+            r"height_px=0 of a spot",
+        ),
+        ({"families": {"stain": {"weight": 0}}}, r"weight=0 of stain must be greater than 0"),
+        ({"families": {"stain": {"weight": "often"}}}, r"weight='often' of stain must be greater than 0"),
+        ({"families": {"stain": {"size_px": ["6", "28"]}}}, r"stain.size_px=\['6', '28'\] is not a range"),
+        ({"families": {"stain": {"size_px": [9, 4]}}}, r"stain.size_px=\[9, 4\] is not a range"),
+        ({"families": {"stain": {"size_px": [0, 4]}}}, r"stain.size_px=\[0, 4\] must lie between 0.1 and inf"),
+        ({"families": {"stain": {"elongation": [0.5, 2]}}}, r"stain.elongation=\[0.5, 2\] must lie between 1 and inf"),
+        ({"families": {"blur": {"sigma_px": [0, 1]}}}, r"blur.sigma_px=\[0, 1\] must lie between 0.1 and inf"),
+        ({"families": {"nick": {"opacity": [0.5, 1.5]}}}, r"nick.opacity=\[0.5, 1.5\] must lie between 0 and 1"),
+        ({"families": {"scratch": {"taper": [0, 2]}}}, r"scratch.taper=\[0, 2\] must lie between 0 and 1"),
+        ({"families": {"scratch": {"interrupted": 2}}}, r"scratch.interrupted=2 must lie between 0 and 1"),
+        ({"families": {"line": {"along": "rows "}}}, r"line.along='rows ' is unknown: choose one of rows, columns"),
+        ({"families": {"line": {"width_px": [1.5, 2]}}}, r"line.width_px=\[1.5, 2\] must be whole numbers from 1"),
+        ({"families": {"stripe_break": {"reach_px": 0}}}, r"stripe_break.reach_px=0 must be at least 1"),
+        ({"families": {"relief": {"contrast": [2, 1]}}}, r"relief.contrast=\[2, 1\] is not a range"),
+    ],
+)
+def test_bad_specifications(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DefectSpec(**options)
+
+
+def test_what_a_configuration_gives() -> None:
+    shape = {"height_px": 3, "width_px": 3, "sigma_y_px": 1.0, "sigma_x_px": 1.0}
+    spec = DefectSpec(count=[1, 2], families={"spot": {"shapes": [shape]}, "blur": Blur(sigma_px=(1, 2)), "line": None})  # type: ignore[arg-type]
+    assert spec.count == (1, 2)
+    assert [member.name for member in spec.members] == ["spot", "blur"]
+    assert spec.members[1] == Blur(sigma_px=(1.0, 2.0))
+    assert hash(spec) == hash(DefectSpec(count=(1, 2), families=spec.members))
+
+
+def test_every_family_of_a_configuration_file() -> None:
+    """Hydra hands over lists and mappings of its own."""
+    text = "{count: [1, 2], families: {spot: {shapes: [{height_px: 3, width_px: 3, sigma_y_px: 1, sigma_x_px: 1}]}, "
+    given = OmegaConf.create(text + "line: {along: rows, width_px: [1, 2]}, blur: {sigma_px: [1, 2]}, nick: null}}")
+    spec = DefectSpec(**given)
+    assert [member.name for member in spec.members] == ["spot", "line", "blur"]
+    assert spec.members[2] == Blur(sigma_px=(1, 2))
+    assert spec.count == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({}, True),
+        ({"families": {"spot": {"amplitude": (0.1, 0.2)}}, "contrast": (1, 2)}, True),
+        ({"families": {"spot": {"contrast": (1, 2)}}}, False),
+        ({"contrast": (1, 2)}, False),
+        ({"families": {"stain": {}}}, False),
+        ({"families": {"spot": {}, "stain": {}}}, False),
+    ],
+)
+def test_when_the_fast_way_of_drawing_serves(options: dict[str, Any], plain: bool) -> None:
+    assert DefectSpec(**options).has_plain_spots_only is plain
+
+
+def test_a_kind_is_a_form_of_a_family() -> None:
+    upper, families, variants = DefectSpec(families=(Spot(weight=2.0), Blur(weight=6.0))).kinds
+    np.testing.assert_allclose(upper, [0.125, 0.25])
+    assert families.tolist() == [0, 0, 1]
+    assert variants.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_has_a_name_and_a_place_for_its_parameters(name: str) -> None:
+    family = FAMILIES[name]
+    assert family.name == name
+    assert len(family.parameters) <= 8
+    assert family.__doc__

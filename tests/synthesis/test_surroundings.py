@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_data.synthesis.canvas import Canvas
+from lit_data.synthesis.surroundings import LEAST_NOISE, Surroundings
+from tests.synthesis.placing import GREY, many, plan_of, scene
+
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
+ROWS, COLUMNS = np.mgrid[:96, :96]
+PATTERNS = {
+    "flat": np.full((96, 96), 120.0),
+    "ramp": 60 + ROWS + COLUMNS / 3,
+    "down": 80 + 80.0 * (COLUMNS % 12 < 6),
+    "across": 80 + 80.0 * (ROWS % 12 < 6),
+    "slanted": 80 + 80.0 * ((COLUMNS + ROWS // 7) % 18 < 9),
+    "smooth": 120 + 60 * np.sin((COLUMNS + ROWS / 3) / 4),
+}
+
+
+def _look(pixels: np.ndarray, count: int = 300) -> Surroundings:
+    """The surroundings of many places."""
+    images = torch.from_numpy(np.broadcast_to(pixels, (1, 2, 96, 96)).astype(np.float32).copy())
+    y, x = np.random.default_rng(1).uniform(0, 95, (2, count)).astype(np.float32)
+    rows = torch.zeros(count, dtype=torch.int64)
+    return Surroundings(Canvas(images, GREY), rows, torch.from_numpy(y), torch.from_numpy(x))
+
+
+@pytest.mark.parametrize("sigma", [3.0, 8.0, 20.0])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_noise_is_told_from_stripes(pattern: str, sigma: float) -> None:
+    noise = np.random.default_rng(0).normal(0, sigma, (96, 96))
+    found = _look(PATTERNS[pattern] + noise).noise * 255
+    assert 0.85 < float(found.mean()) / sigma < 1.15
+    # Where a few places in 64 see an edge; each estimate has an error of its own of some 15 %.
+    assert 0.8 < float(found.quantile(0.25)) / sigma < float(found.quantile(0.75)) / sigma < 1.25
+
+
+@pytest.mark.parametrize("pattern", ["flat", "ramp", "down", "across"])
+def test_there_is_a_least_noise(pattern: str) -> None:
+    assert (_look(PATTERNS[pattern]).noise == LEAST_NOISE).all()
+
+
+@pytest.mark.parametrize(("pattern", "down"), [("down", True), ("across", False), ("slanted", True), ("smooth", True)])
+def test_the_way_of_stripes_is_found(pattern: str, down: bool) -> None:
+    found = _look(PATTERNS[pattern] + np.random.default_rng(0).normal(0, 4, (96, 96))).runs_down
+    assert (found == down).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("period", [4, 6, 8, 9, 12, 15, 16, 20, 24])
+def test_the_way_of_stripes_of_any_period_is_found(period: int) -> None:
+    pixels = 80 + 80.0 * (COLUMNS % period < period // 2)
+    assert _look(pixels).runs_down.all()
+    assert not _look(pixels.T).runs_down.any()
+
+
+def test_brightness_of_each_channel() -> None:
+    images = torch.stack((torch.full((96, 96), 51.0), torch.full((96, 96), 204.0)))
+    torch.testing.assert_close(_look(images.numpy()).brightness, torch.tensor([[0.2, 0.8]]).expand(300, 2))
+
+
+def test_surroundings_do_not_depend_on_who_else_is_asked() -> None:
+    plan = plan_of(many(), 7, (3, 24, 24)).to("cpu")
+    canvas = Canvas(torch.from_numpy(scene(7, (3, 24, 24))), GREY)
+    together = Surroundings(canvas, plan.row, plan.y, plan.x)
+    for n in range(len(plan)):
+        alone = Surroundings(canvas, plan.row[n : n + 1], plan.y[n : n + 1], plan.x[n : n + 1])
+        for name in ("noise", "brightness", "runs_down"):
+            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[n])

@@ -18,7 +18,7 @@ NOISE_DRAWS: Final = 3
 """Draws that one window takes: row, column, sign."""
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @lru_cache(maxsize=4)
 def noise_field(device: torch.device) -> Tensor:
     """The field: [FIELD_PX, FIELD_PX] float32, normal with variance 1 (Box and Muller, 1958), the same everywhere."""

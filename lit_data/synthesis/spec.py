@@ -39,7 +39,7 @@ class DefectSpec:
         least_change: A pixel is in the mask if a true defect changes it by this much at least, in units of the 0..1
             value range; spots mark their whole window. Where other pixels take the place of those that were there
             (cut_paste, shift, blur, texture, nick, stripe_break) the change of a pixel and its neighbours, root mean
-            square, must be as large, and three times the standard deviation of the noise.
+            square, must stand out from noise as well, by three of its standard deviations.
 
     Raises:
         ConfigError: A range is empty, a share is outside 0..1, or a family is unknown.

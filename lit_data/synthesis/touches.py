@@ -98,11 +98,11 @@ def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) ->
     covered = (pixels.cover != 0)[:, None]
     if family.marks_all:
         return covered.expand_as(change)
+    shows = covered & (change >= least_change)
     if not family.replaces:
-        return covered & (change >= least_change)
+        return shows
     # One noise in place of another changes pixels by 1.4 of its standard deviations, root mean square.
-    in_noise = _STANDS_OUT * pixels.of_each(pixels.windows.noise)[:, None]
-    return covered & (change > 0) & (pixels.spread_out(change) >= in_noise.clamp(min=least_change))
+    return shows & (pixels.spread_out(change) >= _STANDS_OUT * pixels.of_each(pixels.windows.noise)[:, None])
 
 
 def _merge(groups: Sequence[Group], most_px: int) -> list[Group]:

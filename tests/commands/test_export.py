@@ -84,7 +84,7 @@ def test_an_export_reads_back_as_what_training_saw(tmp_path: Path, dtype: str, a
 
 
 def test_annotations_say_what_the_masks_show(tmp_path: Path) -> None:
-    families = {"scratch": {}, "stain": {}, "cut_paste": {}}
+    families = {"scratch": {}, "stain": {}, "relief": {}}
     datamodule = _open(
         _write_images(tmp_path / "images", "uint8"),
         tmp_path / "cache",
@@ -95,7 +95,7 @@ def test_annotations_say_what_the_masks_show(tmp_path: Path) -> None:
     names = {category["id"]: category["name"] for category in content["categories"]}
     seen = _samples(datamodule, EPOCH)
     masks = {image["id"]: seen[image["index"]]["mask"][0].numpy() > 0 for image in content["images"]}
-    assert done["defects"] == len(content["annotations"]) > 10
+    assert done["defects"] == len(content["annotations"]) > 5
     assert {names[entry["category_id"]] for entry in content["annotations"]} == set(families)
     for entry in content["annotations"]:
         mask = _decode(entry["segmentation"])

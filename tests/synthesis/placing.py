@@ -125,5 +125,5 @@ def see_slowly(images: torch.Tensor, plan: DefectPlan, change: np.ndarray, value
             count += there[:, :, y : y + height, x : x + width]
     noise = np.zeros(len(images))
     noise[plan.row] = Surroundings(canvas, tensors.row, tensors.y, tensors.x).noise.numpy()
-    least = np.maximum(plan.spec.least_change, 3 * noise)[:, None, None, None]
-    return covered & (change > 0) & (np.sqrt(total / np.maximum(count, 1)) >= least)
+    spread = np.sqrt(total / np.maximum(count, 1))
+    return covered & (change >= np.float32(plan.spec.least_change)) & (spread >= 3 * noise[:, None, None, None])

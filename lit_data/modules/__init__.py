@@ -1,6 +1,8 @@
 """LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
 
 from lit_data.modules.compare_net import CompareNet
+from lit_data.modules.detection import DetectionModule
+from lit_data.modules.detector_net import DetectorNet
 from lit_data.modules.segmentation import SegmentationModule
 
-__all__ = ["CompareNet", "SegmentationModule"]
+__all__ = ["CompareNet", "DetectionModule", "DetectorNet", "SegmentationModule"]

@@ -1,8 +1,7 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterable
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -10,14 +9,11 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_data.errors import ConfigError
 from lit_data.modules.compare_net import CompareNet
 from lit_data.modules.losses import rare_pixel_loss
 from lit_data.modules.metrics import DefectRecall, PixelScores
+from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
 from lit_data.types import Batch
-
-Schedule = Literal["one_cycle", "cosine", "none"]
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class SegmentationModule(L.LightningModule):
@@ -56,8 +52,7 @@ class SegmentationModule(L.LightningModule):
         false_alarms_per_patch: float = 0.1,
     ) -> None:
         super().__init__()
-        if schedule not in get_args(Schedule):
-            raise ConfigError(f"schedule={schedule!r} is unknown: choose one of {', '.join(get_args(Schedule))}")
+        check_schedule(schedule)
         self.net = net or CompareNet()
         self.optimizer_factory = optimizer or _make_adamw
         self.schedule, self.dice_weight = schedule, dice_weight
@@ -107,26 +102,7 @@ class SegmentationModule(L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer_factory(self.parameters())
-        if self.schedule == "none":
-            return optimizer
-        length, interval = self._find_length()
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda count: learning_rate_factor(self.schedule, (count + 0.5) / length)
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
-
-    def _find_length(self) -> tuple[int, str]:
-        """Steps of the run; epochs where the loader has no length, for which Lightning answers -1 or infinity."""
-        steps, epochs = self.trainer.estimated_stepping_batches, self.trainer.max_epochs
-        if 0 < steps < math.inf:
-            return int(steps), "step"
-        if epochs is not None and epochs > 0:
-            return epochs, "epoch"
-        raise ConfigError(
-            f"schedule={self.schedule!r} needs the length of the run: set trainer.max_epochs or trainer.max_steps, "
-            "or schedule=none"
-        )
+        return schedule_optimizer(self.optimizer_factory(self.parameters()), self.schedule, self.trainer)
 
     def _score(self, batch: Batch, stage: str) -> None:
         images, masks = batch["image"], batch["mask"]
@@ -148,25 +124,6 @@ class SegmentationModule(L.LightningModule):
 
     def _metric(self, name: str) -> Metric:
         return cast(Metric, self.scores[name])
-
-
-def learning_rate_factor(schedule: Schedule, progress: float) -> float:
-    """Share of the highest learning rate at one point of the run.
-
-    `one_cycle` rises for the first 30 % of the run and falls for the rest, both as half a cosine (Smith and Topin,
-    "Super-convergence", 2018); `cosine` falls all the way (Loshchilov and Hutter, "SGDR", 2017); `none` is 1. A run
-    that turns out longer than planned goes on at 0.
-
-    Args:
-        schedule: Its name.
-        progress: Share of the run that is over.
-    """
-    rise = 0.3 if schedule == "one_cycle" else 0.0
-    if schedule == "none":
-        return 1.0
-    if progress < rise:
-        return 0.5 - 0.5 * math.cos(math.pi * progress / rise)
-    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (progress - rise) / (1 - rise)))
 
 
 def plain_difference(images: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from lit_data.commands.session import load_weights
 from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import CompareNet, SegmentationModule
-from lit_data.modules.segmentation import learning_rate_factor, plain_difference
+from lit_data.modules.schedule import learning_rate_factor
+from lit_data.modules.segmentation import plain_difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 

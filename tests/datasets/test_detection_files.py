@@ -1,0 +1,347 @@
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from lit_data.datasets.detection_files import DetectionFiles, find_detection_files
+from lit_data.datasets.detection_labels import LabelTable
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.options import ReadOptions
+
+Corners = list[NDArray[np.int64]]
+LINE = "0 .5 .5 .2 .2\n"
+
+
+def put(root: Path, *names: str, size_px: tuple[int, int] = (20, 30)) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        assert cv2.imwrite(str(root / name), np.zeros(size_px, np.uint8))
+
+
+def write(root: Path, **texts: str) -> None:
+    """Text files by their path without extension, with ``__`` for a slash; data is YAML, annotations are JSON."""
+    for name, text in texts.items():
+        suffix = {"data": ".yaml", "anno": ".json"}.get(name[:4], ".txt")
+        path = root / (name.replace("__", "/") + suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def by_name(found: DetectionFiles) -> dict[str, list[str]]:
+    return {split: [Path(found.images[n]).stem for n in numbers] for split, numbers in found.splits.items()}
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    """Four images with YOLO text beside, and class names."""
+    put(tmp_path, *(f"images/{name}.png" for name in "abcd"))
+    write(tmp_path, classes="cat\n", labels__a=LINE, labels__b=LINE * 1 + "0 .2 .2 .1 .1\n", labels__c="")
+    return tmp_path
+
+
+def test_labels_beside_images(flat: Path) -> None:
+    found = find_detection_files(flat)
+    assert [Path(path).name for path in found.images] == ["a.png", "b.png", "c.png", "d.png"]
+    assert [len(found.labels.of(image)) for image in range(4)] == [1, 2, 0, 0]
+    assert sorted(map(len, found.splits.values())) == [1, 1, 2]
+    assert by_name(find_detection_files(flat, splits={"train": 1.0}))["train"] == list("abcd")
+
+
+def test_folders_give_the_splits(tmp_path: Path) -> None:
+    put(tmp_path, "images/train/a.png", "images/val/a.png", "images/val/b.png")
+    write(tmp_path, classes="cat", labels__train__a=LINE, labels__val__a=LINE * 2)
+    found = find_detection_files(tmp_path)
+    assert found.splits == {"train": [0], "val": [1, 2], "test": []}
+    assert [len(found.labels.of(image)) for image in range(3)] == [1, 2, 0]
+
+
+def test_a_set_as_roboflow_writes_it(tmp_path: Path) -> None:
+    put(tmp_path, "train/images/a.png", "valid/images/b.png")
+    text = "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['cat']\n"
+    write(tmp_path, data=text, train__labels__a=LINE, valid__labels__b=LINE)
+    found = find_detection_files(tmp_path)
+    assert by_name(found) == {"train": ["a"], "val": ["b"], "test": []}
+    assert found.labels.ends.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "a\nb",
+        "./images/a.png\r\nimages/b.png\r\n",
+        "\ufeff\na.png\n\nb.png",
+        "{root}/images/a.png\n{root}/images/b.png",
+    ],
+)
+def test_lists_name_images_in_many_ways(flat: Path, rows: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    write(flat, train=rows.format(root=flat), val="d")
+    found = find_detection_files(flat)
+    assert by_name(found) == {"train": ["a", "b"], "val": ["d"], "test": []}
+    assert found.labels.ends.tolist() == [1, 3, 3]
+    assert "1 of 4 images are left out" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["", "path: .", "path: ../datasets/elsewhere"])
+def test_data_yaml_with_lists_and_folders(tmp_path: Path, path: str) -> None:
+    put(tmp_path, "images/one/a.png", "images/two/b.png", "images/c.png")
+    write(
+        tmp_path,
+        data=f"{path}\ntrain: [images/one, images/two]\nval: rest.txt\nnames: {{0: cat}}",
+        rest="c",
+        labels__c=LINE,
+    )
+    found = find_detection_files(tmp_path)
+    assert by_name(found) == {"train": ["a", "b"], "val": ["c"], "test": []}
+    assert found.labels.classes == ("cat",)
+
+
+def test_data_yaml_of_a_set_that_was_moved(tmp_path: Path) -> None:
+    put(tmp_path, "old/images/one/a.png", "new/images/one/a.png")
+    write(tmp_path / "new", data=f"path: {tmp_path / 'old'}\ntrain: images/one\nnames: [cat]", labels__one__a=LINE)
+    assert find_detection_files(tmp_path / "new").images == (str(tmp_path / "new" / "images" / "one" / "a.png"),)
+
+
+def coco(names: Sequence[str], image: int = 1) -> str:
+    images = [{"id": number, "file_name": name} for number, name in enumerate(names, 1)]
+    boxes = [{"image_id": image, "category_id": 7, "bbox": [0, 0, 15, 10]}]
+    return json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "cat"}]})
+
+
+def test_coco_files_give_images_and_splits(tmp_path: Path) -> None:
+    put(tmp_path, "train2017/a.png", "val2017/a.png", "val2017/b.png", "unlabeled2017/z.png")
+    write(
+        tmp_path,
+        annotations__instances_train2017=coco(["a.png"]),
+        annotations__instances_val2017=coco(["b.png", "a.png"]),
+    )
+    found = find_detection_files(tmp_path)
+    assert [str(Path(path).relative_to(tmp_path)) for path in found.images] == [
+        "train2017/a.png",
+        "val2017/a.png",
+        "val2017/b.png",
+    ]
+    assert found.splits == {"train": [0], "val": [1, 2], "test": []}
+    assert found.labels.ends.tolist() == [1, 1, 2]
+    assert found.labels.of(0)[0].tolist() == [0, 0.25, 0.25, 0.5, 0.5]
+
+
+def test_one_given_coco_file(tmp_path: Path) -> None:
+    put(tmp_path, "images/a.png", "images/b.png", "images/c.png")
+    write(tmp_path, annotations__boxes=coco(["a.png", "c.png", "b.png"], 2))
+    found = find_detection_files(tmp_path, annotations="annotations/boxes.json")
+    assert [len(found.labels.of(image)) for image in range(3)] == [0, 0, 1]
+    assert sorted(number for numbers in found.splits.values() for number in numbers) == [0, 1, 2]
+    with pytest.raises(ConfigError, match="annotations= is a COCO file, but label_format='voc'"):
+        find_detection_files(tmp_path, annotations="annotations/boxes.json", label_format="voc")
+
+
+def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "images/a.png")
+    write(tmp_path, annotations__instances_train=coco(["a.png"]), annotations__instances_val=coco(["a.png"]))
+    with pytest.raises(DataError, match=r"instances_val.json: names an image that .*instances_train.json names too"):
+        find_detection_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (
+            {"train": "a\nx\n", "val": "y"},
+            r"2 problems .*\n.*train.txt: line 2 of 3: no image is named 'x' among 4 images\n.*'y'",
+        ),
+        ({"train": "a", "val": "b\na"}, "val.txt: line 2: a is listed already, in train.txt, line 1"),
+        ({"train": "a", "test": "\n"}, "test.txt: test is no list file with rows"),
+        (
+            {"data": "train: images/x\nnames: [cat]"},
+            "images/x: train is no list file with rows, and no folder with images",
+        ),
+        (
+            {"labels__e": LINE},
+            r"1 label files fit none of 4 images:\n.*labels/e.txt: label file 4 of 4: no image is named 'e'",
+        ),
+        ({"more__labels__a": LINE}, "label file 4 of 4: labels the same image as .*labels/a.txt"),
+        ({"classes": "cat\ncat"}, "each only once"),
+    ],
+)
+def test_row_49_lists_and_files_without_an_image_are_named(flat: Path, texts: dict[str, str], message: str) -> None:
+    write(flat, **texts)
+    with pytest.raises(DataError, match=message):
+        find_detection_files(flat)
+
+
+def test_skip_leaves_stray_labels_and_bad_images_out(flat: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(flat, labels__e=LINE, train="a\nb\nc", val="d")
+    (flat / "images" / "b.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="1 label files fit none"):
+        find_detection_files(flat)
+    found = find_detection_files(flat, on_bad="skip")
+    assert by_name(found) == {"train": ["a", "c"], "val": ["d"], "test": []}
+    assert found.splits == {"train": [0, 1], "val": [2], "test": []}
+    assert found.labels.ends.tolist() == [1, 1, 1]
+    assert "labels/e.txt" in caplog.text
+    assert "1 of 4 images are bad; they are left out:" in caplog.text
+
+
+def test_an_unreadable_image_is_an_error(flat: Path) -> None:
+    (flat / "images" / "b.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"1 of 4 images are bad:\n.*b.png: not a PNG"):
+        find_detection_files(flat)
+
+
+def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (30, 20)).save(tmp_path / "images" / "a.jpg", exif=exif)
+    stated = coco(["a.jpg"]).replace('"id": 1,', '"id": 1, "height": 30, "width": 20,')
+    write(tmp_path, annotations__instances_all=stated)
+    with pytest.raises(DataError, match=r"images\[0\] is 30 x 20 pixels, .*a.jpg is 20 x 30: only turned"):
+        find_detection_files(tmp_path, splits={"train": 1.0})
+    found = find_detection_files(tmp_path, splits={"train": 1.0}, read=ReadOptions(exif="apply"))
+    assert found.labels.boxes[0, 3:] == pytest.approx(np.array([15 / 20, 10 / 30]))
+
+
+def test_labels_behind_a_link_need_leave(flat: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("elsewhere")
+    (flat / "labels").rename(other / "labels")
+    (flat / "labels").symlink_to(other / "labels")
+    with pytest.raises(DataError, match="leads out of the data folder"):
+        find_detection_files(flat)
+    assert len(find_detection_files(flat, allow_outside=True).labels.boxes) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"label_format": "json"}, ConfigError, "label_format='json' is unknown: choose one of auto, yolo, coco, voc"),
+        ({"on_bad": "ignore"}, ConfigError, "on_bad='ignore' is not allowed"),
+        ({"splits": "random"}, ConfigError, "splits='random' is unknown"),
+        ({"splits": "folders"}, DataError, "4 images lie in no folder of one of train, val, test"),
+        ({"splits": {"train": ["images/x.png"]}}, DataError, "1 listed images do not exist"),
+        ({"label_format": "voc"}, DataError, r"no labels \(label_format=voc\)"),
+        ({"classes": ["cat", "cat"]}, ConfigError, "each only once"),
+    ],
+)
+def test_wrong_arguments_are_refused(flat: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        find_detection_files(flat, **options)
+
+
+def test_yolo_text_needs_class_names(flat: Path) -> None:
+    (flat / "classes.txt").unlink()
+    with pytest.raises(DataError, match=r"no data.yaml or classes.txt names the classes; give classes="):
+        find_detection_files(flat)
+    assert find_detection_files(flat, classes=["dog"]).labels.classes == ("dog",)
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    table = LabelTable(("a",), np.zeros((0, 5), np.float32), np.zeros(1, np.int64))
+    with pytest.raises(ConfigError, match="2 images, labels of 1"):
+        DetectionFiles(("a", "b"), table, {"train": [], "val": [], "test": []}, np.ones((2, 2), np.int64))
+    with pytest.raises(ConfigError, match="no more than once"):
+        DetectionFiles(("a",), table, {"train": [0], "val": [0], "test": []}, np.ones((1, 2), np.int64))
+
+
+def draw_set(seed: int) -> tuple[list[tuple[int, int]], Corners]:
+    """Random image sizes (height, width), and boxes (class, x1, y1, x2, y2) in whole px of each."""
+    random = np.random.default_rng(seed)
+    sizes = [tuple(random.integers(8, 60, 2).tolist()) for _ in range(5)]
+    boxes = []
+    for height, width in sizes:
+        count = random.integers(0, 6)
+        x1, y1 = random.integers(0, width, count), random.integers(0, height, count)
+        x2, y2 = x1 + 1 + random.integers(0, width - x1), y1 + 1 + random.integers(0, height - y1)
+        boxes.append(np.stack([random.integers(0, 3, count), x1, y1, x2, y2], 1))
+    boxes[0] = np.array([[0, 0, 0, 1, 1], [1, 1, 1, 3, 3], [2, 0, 0, 2, 2]])  # every class occurs
+    return sizes, boxes
+
+
+def write_yolo(root: Path, sizes: Sequence[tuple[int, int]], boxes: Corners) -> None:
+    write(root, classes="a\nb\nc\n")
+    for image, ((height, width), rows) in enumerate(zip(sizes, boxes, strict=True)):
+        lines = [
+            f"{c} {(x1 + x2) / 2 / width:.9f} {(y1 + y2) / 2 / height:.9f} "
+            f"{(x2 - x1) / width:.9f} {(y2 - y1) / height:.9f}"
+            for c, x1, y1, x2, y2 in rows.tolist()
+        ]
+        write(root, **{f"labels__{image}": "\n".join(lines)})
+
+
+def write_coco(root: Path, sizes: Sequence[tuple[int, int]], boxes: Corners) -> None:
+    images = [{"id": 9 - n, "file_name": f"{n}.png", "height": h, "width": w} for n, (h, w) in enumerate(sizes)]
+    annotations = [
+        {"image_id": 9 - image, "category_id": 10 * c + 1, "bbox": [x1, y1, x2 - x1, y2 - y1]}
+        for image, rows in enumerate(boxes)
+        for c, x1, y1, x2, y2 in rows.tolist()
+    ]
+    categories = [{"id": 10 * number + 1, "name": name} for number, name in enumerate("abc")]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    write(root, annotations__instances_all=json.dumps(content))
+
+
+def write_voc(root: Path, sizes: Sequence[tuple[int, int]], boxes: Corners) -> None:
+    (root / "Annotations").mkdir()
+    for image, ((height, width), rows) in enumerate(zip(sizes, boxes, strict=True)):
+        objects = "".join(
+            f"<object><name>{'abc'[c]}</name><bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin><xmax>{x2}</xmax>"
+            f"<ymax>{y2}</ymax></bndbox></object>"
+            for c, x1, y1, x2, y2 in rows.tolist()
+        )
+        size = f"<size><width>{width}</width><height>{height}</height></size>"
+        (root / "Annotations" / f"{image}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_boxes_in_three_formats_give_equal_tables(seed: int, tmp_path: Path) -> None:
+    sizes, boxes = draw_set(seed)
+    writers: dict[str, Callable[[Path, Sequence[tuple[int, int]], Corners], None]] = {
+        "yolo": write_yolo,
+        "coco": write_coco,
+        "voc": write_voc,
+    }
+    for name, writer in writers.items():
+        for image, size_px in enumerate(sizes):
+            put(tmp_path, f"{name}/images/{image}.png", size_px=size_px)
+        writer(tmp_path / name, sizes, boxes)
+    yolo, coco_files, voc = (find_detection_files(tmp_path / name) for name in writers)
+    assert yolo.labels.ends.tolist() == np.cumsum([len(rows) for rows in boxes]).tolist()
+    for found in (coco_files, voc):
+        assert found.labels.classes == ("a", "b", "c")
+        assert found.splits == yolo.splits
+        assert np.array_equal(found.labels.ends, yolo.labels.ends)
+        assert np.abs(found.labels.boxes - yolo.labels.boxes).max() < 1e-6
+
+
+@pytest.mark.data
+def test_the_blood_cells_read_alike_from_text_and_xml(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = shared_data / "detection" / "bccd"
+    with pytest.raises(DataError, match=r"1 problems .*\n.*BloodImage_00338.txt: line 13: box .* has no area"):
+        find_detection_files(root)
+    yolo = find_detection_files(root, on_bad="skip")
+    assert "BloodImage_00338.txt: line 13" in caplog.text
+    voc = find_detection_files(root, label_format="voc")
+    assert {split: len(numbers) for split, numbers in yolo.splits.items()} == {"train": 40, "val": 10, "test": 10}
+    assert yolo.labels.classes == voc.labels.classes == ("RBC", "WBC", "Platelets")
+    assert (yolo.images, yolo.splits) == (voc.images, voc.splits)
+    # The box from 504 to 504 px is one pixel wide in VOC, whose last pixel belongs to the box, and empty in the text.
+    assert (len(yolo.labels.boxes), len(voc.labels.boxes)) == (850, 851)
+    image = next(number for number, path in enumerate(voc.images) if "00338" in path)
+    one = int(voc.labels.ends[image - 1]) + 12
+    assert voc.labels.boxes[one, 3:] * (640, 480) == pytest.approx(np.ones(2))
+    rest = np.delete(voc.labels.boxes, one, axis=0)
+    assert np.array_equal(rest[:, 0], yolo.labels.boxes[:, 0])
+    assert (np.abs(corners_px(rest) - corners_px(yolo.labels.boxes)) <= 1 + 1e-3).all()
+
+
+def corners_px(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(x1, y1, x2, y2) of boxes of images of 640 x 480 pixels."""
+    sides = boxes[:, 3:] / 2
+    return np.hstack([boxes[:, 1:3] - sides, boxes[:, 1:3] + sides]) * np.float32([640, 480, 640, 480])

@@ -1,0 +1,146 @@
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lit_data.datasets.detection_labels import BoxCollector, BoxForm, LabelTable, find_split, is_share_box
+from lit_data.errors import ConfigError, DataError
+
+BOXES = np.array([[0, 0.5, 0.5, 0.2, 0.2], [1, 0.3, 0.3, 0.1, 0.1], [0, 0.6, 0.6, 0.4, 0.4]], np.float32)
+SIZES = np.array([[100, 200], [50, 50]])
+FORM = BoxForm(
+    "a test",
+    "box {}",
+    ("pixels", "shares"),
+    is_share_box,
+    lambda boxes, sizes_px: boxes / np.hstack([sizes_px, sizes_px]),
+)
+
+
+def ends(*values: int) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+def collect(*boxes: tuple[float, ...], on_bad: Any = "error") -> LabelTable:
+    """A table of boxes (x1, y1, x2, y2) in px of the first image, 100 high and 200 wide."""
+    collector = BoxCollector(FORM, SIZES, on_bad=on_bad)
+    collector.start_file("a.txt")
+    for place, box in enumerate(boxes, 1):
+        collector.add(0, place, 0, box)
+    return collector.finish(["cat"])
+
+
+def test_each_image_has_a_view_of_its_boxes() -> None:
+    table = LabelTable(("a", "b"), BOXES, ends(0, 2, 2, 3))
+    assert len(table) == 4
+    assert [len(table.of(image)) for image in range(4)] == [0, 2, 0, 1]
+    assert np.array_equal(table.of(1), BOXES[:2])
+    assert np.shares_memory(table.of(3), BOXES)
+    assert table.of(0)[:, 1:].shape == (0, 4)
+
+
+@pytest.mark.parametrize("image", [-1, 4])
+def test_an_image_that_is_not_there_is_refused(image: int) -> None:
+    with pytest.raises(IndexError, match=f"image {image} of 4"):
+        LabelTable(("a", "b"), BOXES, ends(0, 2, 2, 3)).of(image)
+
+
+@pytest.mark.parametrize(
+    ("classes", "boxes", "counts", "message"),
+    [
+        ((), BOXES, ends(3), r"classes=\(\) must be one or more names"),
+        (("a", "a"), BOXES, ends(3), "each only once"),
+        (("a", "b"), BOXES.astype(np.float64), ends(3), r"boxes must be float32 \[N, 5\], found float64"),
+        (("a", "b"), BOXES[:, 1:], ends(3), r"found float32 \(3, 4\)"),
+        (("a", "b"), BOXES, ends(3).astype(np.int32), r"ends must be int64 \[I\], found int32"),
+        (("a", "b"), BOXES, ends(2), "ascend from 0 to the 3 boxes, found 2 at the end"),
+        (("a", "b"), BOXES, ends(2, 1, 3), "ends must ascend"),
+        (("a",), BOXES, ends(3), "a class that is no whole number from 0 to 0"),
+        (("a", "b"), BOXES + np.float32(0.5), ends(3), "a class that is no whole number"),
+        (("a", "b"), BOXES * np.float32([1, 2, 1, 1, 1]), ends(3), "must be shares from 0 to 1"),
+        (("a", "b"), BOXES * np.float32([1, 1, 1, 0, 1]), ends(3), "a width and a height above 0"),
+    ],
+)
+def test_a_table_that_does_not_fit_together_is_refused(classes: Any, boxes: Any, counts: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LabelTable(classes, boxes, counts)
+
+
+def test_corners_become_centres_and_sizes_in_shares() -> None:
+    assert collect((20, 10, 60, 50)).boxes.tolist() == pytest.approx(np.float32([[0, 0.2, 0.3, 0.2, 0.4]]))
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ((10, 10, 10, 20), r"a.txt: box 1: box \(10, 10, 10, 20\) has no area"),
+        ((20, 10, 10, 20), r"box \(20, 10, 10, 20\) has no area .*zero or negative"),
+        ((10, 20, 20, 10), "has no area"),
+        ((-2, 0, 98, 50), "lies by 2 % outside its image of 100 x 200 pixels"),
+        ((0, 0, 100, 102), "lies by 1.96 % outside"),
+        ((300, 10, 320, 20), "lies outside its image of 100 x 200 pixels"),
+        ((0, 0, float("nan"), 10), "no number of a sensible size"),
+        ((0, 0, float("inf"), 10), "no number of a sensible size"),
+        ((0.1, 0.1, 0.5, 0.5), "is in shares, with 0 more of this file; a test holds pixels"),
+    ],
+)
+def test_a_bad_box_is_named(box: tuple[float, ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        collect(box)
+
+
+def test_a_box_a_little_outside_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    table = collect((-1, 0, 99, 50), (101, 0, 201, 50), (10, 10, 20, 20))
+    assert table.boxes[:2, 1:].tolist() == pytest.approx(
+        np.float32([[0.2475, 0.25, 0.495, 0.5], [0.7525, 0.25, 0.495, 0.5]])
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 boxes reached up to 1 % of their size beyond their image and were cut off there"
+    ]
+
+
+def test_rounding_to_six_decimals_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    table = collect((-0.0002, 0, 0.01, 0.01))  # by 2 % of its size, and by a millionth of the image
+    assert table.boxes[0, 1] == pytest.approx(0.000025)
+    assert not caplog.records
+
+
+def test_duplicates_are_kept_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    table = collect((0, 0, 9, 9), (1, 1, 9, 9), (0, 0, 9, 9), (0, 0, 9, 9))
+    assert len(table.boxes) == 4
+    assert caplog.messages == [
+        "2 boxes are duplicates of another one of their image and kept, the first: a.txt, box 3: box (0, 0, 9, 9)"
+    ]
+
+
+def test_skip_leaves_bad_boxes_out_and_lists_them(caplog: pytest.LogCaptureFixture) -> None:
+    table = collect((0, 0, 0, 9), (0, 0, 10, 10), (500, 0, 510, 10), on_bad="skip")
+    assert table.boxes.shape == (1, 5)
+    assert "2 bad boxes are left out:\na.txt: box 1: box (0, 0, 0, 9)" in caplog.text
+    assert "a.txt: box 3" in caplog.text
+
+
+def test_an_unknown_way_with_bad_boxes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="on_bad='ignore' is not allowed; give 'error' or 'skip'"):
+        collect(on_bad="ignore")
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("images/train2017", "train"),
+        ("instances_val2017.json", "val"),
+        ("valid", "val"),
+        ("validation", "val"),
+        ("testing", "test"),
+        ("trainval", None),
+        ("contest", None),
+        ("train/test", None),
+    ],
+)
+def test_names_tell_a_split(text: str, split: str | None) -> None:
+    assert find_split(text) == split

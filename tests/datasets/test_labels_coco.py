@@ -1,0 +1,148 @@
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.labels_coco import load_coco, read_coco_labels
+from lit_data.errors import DataError
+
+IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]
+ENTRIES = [{"id": 70, "file_name": "1.jpg", "height": 100, "width": 200}, {"id": 5, "file_name": "0.jpg"}]
+CATEGORIES = [{"id": 90, "name": "dog"}, {"id": 3, "name": "cat"}]
+
+
+def box(bbox: object, category: object = 3, image: object = 5, **more: object) -> dict[str, object]:
+    return {"image_id": image, "category_id": category, "bbox": bbox, **more}
+
+
+def write(folder: Path, annotations: object, name: str = "a.json", **changes: object) -> Path:
+    content = {"images": ENTRIES, "annotations": annotations, "categories": CATEGORIES} | changes
+    (folder / name).write_text(json.dumps(content))
+    return folder / name
+
+
+def read(folder: Path, annotations: object, *, options: dict[str, Any] | None = None, **changes: object) -> LabelTable:
+    """Labels of two images of 100 x 200 pixels (height x width)."""
+    file = load_coco(write(folder, annotations, **changes))  # type: ignore[arg-type]
+    return read_coco_labels(IMAGES, np.array([[100, 200]] * 2), [file], **(options or {}))
+
+
+def test_pixels_become_shares_and_categories_go_by_id(tmp_path: Path) -> None:
+    table = read(tmp_path, [box([20, 10, 40, 40], 90, 70), box([0, 0, 200, 100]), box([0.5, 0, 1, 1])])
+    assert table.classes == ("cat", "dog")
+    assert table.ends.tolist() == [2, 3]
+    assert table.boxes == pytest.approx(
+        np.array([[0, 0.5, 0.5, 1, 1], [0, 0.005, 0.005, 0.005, 0.01], [1, 0.2, 0.3, 0.2, 0.4]])
+    )
+
+
+def test_given_classes_set_the_order(tmp_path: Path) -> None:
+    table = read(tmp_path, [box([0, 0, 9, 9]), box([0, 0, 9, 8], 90)], options={"classes": ["dog", "cat"]})
+    assert table.boxes[:, 0].tolist() == [1, 0]
+
+
+def test_crowds_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert len(read(tmp_path, [box([0, 0, 9, 9]), box([0, 0, 50, 50], iscrowd=1)]).boxes) == 1
+    assert caplog.messages == ["1 boxes of crowds (iscrowd) are left out"]
+
+
+def test_row_56_images_without_annotations_are_valid(tmp_path: Path) -> None:
+    assert read(tmp_path, []).of(1)[:, 1:].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (box([0, 0, 9, 9], image=6), r"annotations\[1\]: image_id 6 is none of the 2 images of the file"),
+        *[
+            (box([0, 0, 9, 9], value), r"annotations\[1\]: category_id .* is not allowed; allowed are 3, 90")
+            for value in (1.5, "cat", "", None, -1, 4, True)
+        ],
+        (box([0, 0, 0, 9]), r"annotations\[1\]: box \(0, 0, 0, 9\) has no area"),
+        (box([9, 9, -3, 9]), "has no area"),
+        (box([195, 0, 10, 10]), "lies by 50 % outside its image of 100 x 200 pixels"),
+        (box([500, 0, 10, 10]), "lies outside its image"),
+        (box([0, 0, 9]), r"bbox \[0, 0, 9\] must be 4 numbers"),
+        (box(["0", 0, 9, 9]), "must be 4 numbers"),
+        (box(None), "bbox None must be 4 numbers"),
+        (box([0, 0, float("nan"), 9]), "no number of a sensible size"),
+        (box([0, 0, 10**400, 9]), "must be 4 numbers|no number of a sensible size"),
+        (7, r"annotations\[1\]: 7 is no annotation"),
+    ],
+)
+def test_rows_49_50_51_52_54_a_bad_box_is_named(tmp_path: Path, bad: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, [box([0, 0, 9, 9]), bad])
+    assert len(read(tmp_path, [box([0, 0, 9, 9]), bad], options={"on_bad": "skip"}).boxes) == 1
+
+
+def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> None:
+    message = (
+        r"annotations\[1\]: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*annotations\[0\].* is in pixels"
+    )
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, [box([0, 0, 9, 9]), box([0.1, 0.1, 0.5, 0.5])])
+
+
+def test_row_55_duplicates_are_kept_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(read(tmp_path, [box([0, 0, 9, 9])] * 2).boxes) == 2
+    assert "1 boxes are duplicates" in caplog.text
+
+
+def test_row_49_an_entry_without_its_image_is_named_once(tmp_path: Path) -> None:
+    entries = [*ENTRIES, {"id": 8, "file_name": "gone.jpg"}]
+    annotations = [box([0, 0, 9, 9]), *[box([0, 0, 9, 9], image=8)] * 5]
+    with pytest.raises(DataError, match=r"1 problems with labels:\n.*images\[2\] of 3: no image is named 'gone.jpg'"):
+        read(tmp_path, annotations, images=entries)
+    assert len(read(tmp_path, annotations, images=entries, options={"on_bad": "skip"}).boxes) == 1
+
+
+def test_other_images_of_the_file_may_be_left_out(tmp_path: Path) -> None:
+    file = load_coco(write(tmp_path, [box([0, 0, 9, 9]), box([0, 0, 9, 9], image=70)]))
+    table = read_coco_labels(IMAGES[:1], np.array([[100, 200]]), [file], others=IMAGES[1:])
+    assert table.ends.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ((200, 100), r"images\[0\] is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
+        ((100, 201), r"images\[0\] is 100 x 201 pixels, /set/images/0.jpg is 100 x 200; they must have the same size"),
+        ((100, "200"), r"images\[0\]: height and width must be whole numbers, found \(100, '200'\)"),
+    ],
+)
+def test_another_size_than_the_image_has_is_refused(tmp_path: Path, stated: tuple[Any, Any], message: str) -> None:
+    entry = {"id": 5, "file_name": "0.jpg", "height": stated[0], "width": stated[1]}
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, [], images=[entry], options={"on_bad": "skip"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "damaged JSON"),
+        ("[]", "must hold images, annotations and categories"),
+        ('{"images": []}', "'annotations' must be a list, found NoneType"),
+        ('{"images": [{}], "annotations": [], "categories": []}', r"images\[0\] must have a whole number 'id'"),
+        (
+            '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
+            r"categories\[1\] repeats the id 1",
+        ),
+    ],
+)
+def test_what_is_no_annotation_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError, match=f"a.json: {message}"):
+        load_coco(tmp_path / "a.json")
+
+
+def test_files_must_agree_about_categories(tmp_path: Path) -> None:
+    other = [{"id": 3, "name": "cow"}]
+    files = [load_coco(write(tmp_path, [])), load_coco(write(tmp_path, [], "b.json", categories=other))]
+    with pytest.raises(DataError, match=r"b.json: category 3 is 'cow', in another file 'cat'"):
+        read_coco_labels(IMAGES, np.array([[100, 200]] * 2), files)

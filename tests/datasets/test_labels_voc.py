@@ -1,0 +1,141 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.labels_voc import NameIndex, read_voc_labels
+from lit_data.errors import DataError
+
+IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]
+
+
+def item(box: tuple[object, ...], name: str = "cat", difficult: int = 0) -> str:
+    sides = "".join(
+        f"<{side}>{value}</{side}>" for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+    )
+    return f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>{sides}</bndbox></object>"
+
+
+def read(folder: Path, body: str, *, size: tuple[object, object] = (100, 200), **options: Any) -> LabelTable:
+    """Labels of an image of 100 x 200 pixels (height x width), and of another one without a file."""
+    stated = f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>"
+    (folder / "0.xml").write_text(f"<annotation>{stated}{body}</annotation>", encoding="utf-8")
+    return read_voc_labels(IMAGES, np.array([[100, 200]] * 2), [folder / "0.xml", None], **options)
+
+
+def test_boxes_count_from_one_and_include_their_last_pixel(tmp_path: Path) -> None:
+    table = read(tmp_path, item((1, 1, 200, 100)) + item((11, 21, 30, 40)) + item((5, 5, 5, 5)))
+    assert table.boxes == pytest.approx(
+        np.array([[0, 0.5, 0.5, 1, 1], [0, 0.1, 0.3, 0.1, 0.2], [0, 0.0225, 0.045, 0.005, 0.01]])
+    )
+
+
+def test_row_56_an_image_without_a_file_or_object_is_valid(tmp_path: Path) -> None:
+    table = read(tmp_path, "", classes=["cat"])
+    assert [table.of(image)[:, 1:].shape for image in (0, 1)] == [(0, 4), (0, 4)]
+    with pytest.raises(DataError, match="classes: no file names one; give classes="):
+        read(tmp_path, "")
+
+
+def test_classes_are_sorted_unless_given(tmp_path: Path) -> None:
+    body = item((1, 1, 9, 9), "dog") + item((1, 1, 9, 8), "ant")
+    assert read(tmp_path, body).classes == ("ant", "dog")
+    assert read(tmp_path, body, classes=["dog", "ant"]).boxes[:, 0].tolist() == [0, 1]
+
+
+def test_difficult_objects_are_kept_unless_left_out(tmp_path: Path) -> None:
+    body = item((1, 1, 9, 9)) + item((1, 1, 9, 8), difficult=1)
+    assert len(read(tmp_path, body).boxes) == 2
+    assert len(read(tmp_path, body, difficult=False).boxes) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (item((1, 1, 9, 9), "cow"), "0.xml: object 2: class 'cow' is not allowed; allowed are cat"),
+        (item((1, 1, 9, 9), ""), "object 2: class '' is not allowed"),
+        (item((9, 1, 5, 9)), r"object 2: box \(9, 1, 5, 9\) has no area"),
+        (item((1, 1, 250, 50)), "object 2: .* lies by 20 % outside its image of 100 x 200 pixels"),
+        (item((1, 1, "x", 9)), "object 2: <bndbox> holds xmax='x'; each must be a number of pixels"),
+        (item((1, 1, "nan", "3,5")), "xmax='nan', ymax='3,5'"),
+        ("<object><name>cat</name></object>", "object 2: <bndbox> holds xmin=''"),
+    ],
+)
+def test_rows_50_51_52_54_a_bad_object_is_named(tmp_path: Path, bad: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, item((1, 1, 9, 9)) + bad, classes=["cat"])
+    assert read(tmp_path, item((1, 1, 9, 9)) + bad, classes=["cat"], on_bad="skip").ends.tolist() == [1, 1]
+
+
+def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> None:
+    message = (
+        r"object 2: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*object 1: box \(1, 1, 9, 9\) is in pixels"
+    )
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, item((1, 1, 9, 9)) + item((0.1, 0.1, 0.5, 0.5)))
+
+
+def test_row_55_duplicates_are_kept_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(read(tmp_path, item((1, 1, 9, 9)) * 3).boxes) == 3
+    assert "2 boxes are duplicates" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((200, 100), r"0.xml is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
+        ((90, 200), r"0.xml is 90 x 200 pixels, /set/images/0.jpg is 100 x 200; they must have the same size"),
+        (("x", 200), "0.xml: <size> states height 'x' and width '200'; whole numbers are allowed"),
+    ],
+)
+def test_another_size_than_the_image_has_is_refused(tmp_path: Path, size: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, item((1, 1, 9, 9)), size=size, on_bad="skip")
+
+
+BOMB = '<!DOCTYPE a [<!ENTITY b "boom"><!ENTITY c "&b;&b;">]><annotation>&c;</annotation>'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BOMB.encode(), "holds a <!DOCTYPE>"),
+        (BOMB.encode("utf-16"), "holds a <!DOCTYPE>"),
+        (b"<annotation><object>", "damaged XML"),
+        (b"<html/>", "starts with <html>; a VOC file starts with <annotation>"),
+        (b"", "0 bytes"),
+        (b" " * 10_000_001, "10000001 bytes, more than the 10000000 allowed"),
+    ],
+    ids=["entities", "entities in UTF-16", "cut", "HTML", "empty", "large"],
+)
+def test_what_is_no_annotation_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "0.xml").write_bytes(content)
+    with pytest.raises(DataError, match=f"0.xml: {message}"):
+        read_voc_labels(IMAGES[:1], np.array([[100, 200]]), [tmp_path / "0.xml"], classes=["cat"])
+
+
+@pytest.mark.parametrize(
+    "name", ["b", "b.jpg", "train/b", "./train/b.jpg", "/set/images/train/b.jpg", "images\\train\\b.jpg"]
+)
+def test_an_image_is_found_by_any_end_of_its_path(name: str) -> None:
+    assert NameIndex(["/set/images/train/a.jpg", "/set/images/train/b.jpg"]).find(name) == 1
+
+
+def test_accents_and_dots_in_names() -> None:
+    index = NameIndex(["/set/caf\u00e9.jpg", "/set/a.b.jpg"])
+    assert (index.find("cafe\u0301"), index.find("a.b")) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["c", "b.png", "other/b.jpg", "../b.jpg", "/b.jpg.jpg", ""])
+def test_a_name_of_no_image_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match="no image is named"):
+        NameIndex(["/set/b.jpg"]).find(name)
+
+
+def test_a_name_of_two_images_needs_its_folder_or_split() -> None:
+    index = NameIndex(["/test/images/train/a.jpg", "/test/images/val/a.jpg"])
+    with pytest.raises(DataError, match=r"2 images are named 'a.jpg'; name them with their folder"):
+        index.find("a.jpg")
+    assert (index.find("a.jpg", "val"), index.find("train/a.jpg")) == (1, 0)

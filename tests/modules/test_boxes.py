@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch import Tensor
+
+from lit_data.modules.boxes import box_iou, generalised_iou, non_maximum_suppression, to_centres, to_corners
+
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
+
+
+def _boxes(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows).view(-1, 4)
+
+
+def _random_boxes(count: int, generator: torch.Generator) -> Tensor:
+    low = torch.randint(0, 20, (count, 2), generator=generator)
+    return torch.cat((low, low + torch.randint(1, 12, (count, 2), generator=generator)), dim=1).float()
+
+
+def test_forms() -> None:
+    corners = _boxes([1.0, 2.0, 5.0, 12.0])
+    assert to_centres(corners).tolist() == [[3.0, 7.0, 4.0, 10.0]]
+    assert torch.equal(to_corners(to_centres(corners)), corners)
+
+
+@pytest.mark.parametrize(
+    ("other", "iou", "generalised"),
+    [
+        ([0.0, 0.0, 2.0, 2.0], 1.0, 1.0),
+        ([1.0, 0.0, 3.0, 2.0], 2 / 6, 2 / 6),
+        ([1.0, 1.0, 3.0, 3.0], 1 / 7, 1 / 7 - 2 / 9),
+        ([2.0, 0.0, 4.0, 2.0], 0.0, 0.0),
+        ([4.0, 0.0, 6.0, 2.0], 0.0, -4 / 12),
+        ([1.0, 1.0, 1.0, 1.0], 0.0, 0.0),
+    ],
+)
+def test_overlap(other: list[float], iou: float, generalised: float) -> None:
+    one = _boxes([0.0, 0.0, 2.0, 2.0])
+    assert float(box_iou(one, _boxes(other))) == pytest.approx(iou, abs=1e-6)
+    assert float(generalised_iou(one, _boxes(other))) == pytest.approx(generalised, abs=1e-6)
+
+
+def test_overlap_of_boxes_without_area_is_a_number() -> None:
+    point = _boxes([1.0, 1.0, 1.0, 1.0]).requires_grad_()
+    generalised_iou(point, point.detach()).sum().backward()
+    assert point.grad is not None
+    assert torch.isfinite(point.grad).all()
+    assert box_iou(point, point).tolist() == [0]
+
+
+def test_all_pairs() -> None:
+    one, other = (_random_boxes(count, torch.Generator().manual_seed(0)) for count in (3, 5))
+    table = box_iou(one[:, None], other)
+    assert table.shape == (3, 5)
+    assert float(table[2, 4]) == float(box_iou(one[2], other[4]))
+
+
+def _suppress_slowly(boxes: Tensor, scores: Tensor, classes: Tensor, iou_threshold: float, most: int) -> list[int]:
+    kept: list[int] = []
+    for number in sorted(range(len(boxes)), key=lambda place: (-float(scores[place]), place)):
+        rivals = [place for place in kept if classes[place] == classes[number]]
+        if not any(box_iou(boxes[number], boxes[place]) > iou_threshold for place in rivals):
+            kept.append(number)
+    return kept[:most]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 60])
+@pytest.mark.parametrize("iou_threshold", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("most", [3, 100])
+def test_suppression_is_the_greedy_one(count: int, iou_threshold: float, most: int) -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        boxes = _random_boxes(count, generator)
+        scores = torch.randint(0, 8, (count,), generator=generator) / 8  # many are equal
+        classes = torch.randint(0, 3, (count,), generator=generator)
+        kept = non_maximum_suppression(boxes, scores, classes, iou_threshold=iou_threshold, most=most)
+        assert kept.tolist() == _suppress_slowly(boxes, scores, classes, iou_threshold, most)
+
+
+def test_a_dropped_box_drops_none() -> None:
+    chain = _boxes(*([float(start), 0.0, start + 4.0, 4.0] for start in range(6)))
+    scores, classes = torch.linspace(1, 0.5, 6), torch.zeros(6, dtype=torch.int64)
+    kept = non_maximum_suppression(chain, scores, classes, iou_threshold=0.5, most=10)
+    assert kept.tolist() == [0, 2, 4]

@@ -3,6 +3,7 @@
 from lit_data.augment.augmentation import Augmentation
 from lit_data.augment.builders import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.colour import ColourJitter
+from lit_data.augment.compiled import Compiled
 from lit_data.augment.foreign import Foreign
 from lit_data.augment.geometry import Geometry
 from lit_data.augment.layers import Layers
@@ -15,6 +16,7 @@ from lit_data.augment.stripes import StripeAugment
 __all__ = [
     "Augmentation",
     "ColourJitter",
+    "Compiled",
     "Foreign",
     "Geometry",
     "Layers",

@@ -155,9 +155,9 @@ def test_a_single_texture_is_told_apart_before_defects_are_drawn(run: Run, tmp_p
 def test_compiled_augmentation_is_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
 
-    def compile_slowly(module: torch.nn.Module) -> torch.nn.Module:
-        compiled.append(module)
-        return module
+    def compile_slowly(function: object, **options: object) -> object:
+        compiled.append(function)
+        return function
 
     monkeypatch.setattr(torch, "compile", compile_slowly)
     cfg = _compose(tmp_path, "synthesis=gaussian", "benchmark.compile=true")
@@ -168,7 +168,7 @@ def test_compiled_augmentation_is_measured_too(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_cannot_be_compiled_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(module: torch.nn.Module) -> torch.nn.Module:
+    def fail(function: object, **options: object) -> object:
         raise RuntimeError("no compiler\nis here")
 
     monkeypatch.setattr(torch, "compile", fail)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from lit_data.augment import Augmentation
+from lit_data.augment import Compiled
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.ways import Scene, draw_in_turn, open_scene, place_alone, take_alone, to_unit, widen
 from lit_data.datamodules.stripe_transform import StripeTransform
@@ -95,8 +95,7 @@ def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
     Args:
         transformation: What happens to batches.
     """
-    compiled = {stage: cast(Augmentation, torch.compile(part)) for stage, part in transformation.augment.items()}
-    return replace(transformation, augment=compiled)
+    return replace(transformation, augment={stage: Compiled(part) for stage, part in transformation.augment.items()})
 
 
 def write_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -1,6 +1,5 @@
 """What README.md says can be typed."""
 
-import functools
 import re
 import shlex
 from pathlib import Path
@@ -61,7 +60,12 @@ def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
     options = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
-    monkeypatch.setattr(L, "Trainer", functools.partial(L.Trainer, enable_progress_bar=False, **options))
+
+    class QuietTrainer(_Trainer):
+        def __init__(self) -> None:
+            super().__init__(enable_progress_bar=False, **options)
+
+    monkeypatch.setattr(L, "Trainer", QuietTrainer)
     Path("images").mkdir()
     for number in range(8):
         pixels = np.random.default_rng(number).integers(0, 256, (128, 128, 3), dtype=np.uint8)

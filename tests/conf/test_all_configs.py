@@ -126,7 +126,9 @@ def test_every_benchmark_runs(option: str, run: Run) -> None:
     words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
     summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *TOY, *sizes, *times, *words)
     assert summary["benchmark/batch_size"] == 4
-    measured = {"headroom": "headroom_samples_per_s", "callbacks": "step_us", "synthesis": "all_batched_us"}.get(option, "best_samples_per_s")
+    measured = {"headroom": "headroom_samples_per_s", "callbacks": "step_us", "synthesis": "all_batched_us"}.get(
+        option, "best_samples_per_s"
+    )
     assert summary[f"benchmark/{measured}"] > 0
 
 

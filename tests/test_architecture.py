@@ -61,7 +61,7 @@ def test_a_file_imports_from_below_and_from_its_own_folder(path: Path) -> None:
 
 def test_importing_a_dataset_loads_no_heavy_library() -> None:
     code = (
-        "import sys, lit_data.datasets.stripes, lit_data.loading;"
+        "import sys, lit_data.datasets.stripes, lit_data.datasets.detection, lit_data.loading;"
         "print([name for name in ('lightning', 'kornia', 'hydra', 'matplotlib', 'cv2') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

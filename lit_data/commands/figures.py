@@ -30,9 +30,12 @@ def open_figure(rows: int, titles: Sequence[str]) -> tuple[Figure, NDArray[np.ob
     return figure, axes
 
 
-def new_axes(rows: int, columns: int, height_inches: float) -> tuple[Figure, NDArray[np.object_]]:
+def new_axes(
+    rows: int, columns: int, height_inches: float, *, width_inches: float | None = None
+) -> tuple[Figure, NDArray[np.object_]]:
     """A grid of empty cells without ticks."""
-    figure = Figure(figsize=(CELL_INCHES * columns, height_inches), dpi=110, layout="constrained")
+    size_inches = width_inches or CELL_INCHES * columns, height_inches
+    figure = Figure(figsize=size_inches, dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:

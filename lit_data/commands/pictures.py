@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_data.commands.detection_pictures import draw_box_samples, draw_found_boxes, is_detection
 from lit_data.commands.figures import (
     CELL_INCHES,
     DISTRACTOR_COLOUR,
@@ -35,7 +36,8 @@ def draw_samples(
 ) -> tuple[Batch, list[int]]:
     """Draw samples as the model sees them: target, references and mask, true defects and distractors circled.
 
-    Of the first patches of the epoch, those with true defects come first, then those with distractors.
+    Of the patches of the split, those with true defects come first, then those with distractors. Images with boxes are
+    drawn by `draw_box_samples`.
 
     Args:
         datamodule: A prepared and opened datamodule.
@@ -48,6 +50,9 @@ def draw_samples(
         A planned batch on the host, and which of its samples are shown.
     """
     planned, batch = read_samples(datamodule, stage, epoch)
+    title = f"{stage} samples, epoch {epoch}"
+    if is_detection(datamodule):
+        return planned, draw_box_samples(datamodule, batch, path, title, count=count)
     marks = _mark_distractors(datamodule, planned, stage)
     masks = batch.get("mask", torch.zeros_like(batch["image"][:, :1]))
     interest = 2.0 * masks.flatten(1).amax(1) + (0 if marks is None else marks.flatten(1).amax(1).float())
@@ -62,30 +67,38 @@ def draw_samples(
                 circle_mask(cell, marks[row, channel], DISTRACTOR_COLOUR)
         top, left = batch["position"][row].tolist()
         cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
-    save_figure(figure, path, f"{stage} samples, epoch {epoch}", ("true defect", "distractor (not in the mask)"))
+    save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
     return planned, rows
 
 
 def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8) -> None:
-    """Draw patches of the test split (of the validation split if that is empty) beside what the model finds.
+    """Draw samples of the test split (of the validation split if that is empty) beside what the model finds.
 
     Args:
         datamodule: A prepared and opened datamodule.
-        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W]; for others nothing is
-            drawn.
+        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W], or for images with boxes
+            a list of objects as that of `DetectionModule`; for others nothing is drawn.
         path: The PNG to write.
-        count: Rows of the picture.
+        count: Samples in the picture.
     """
     stage: Stage = "test" if len(datamodule.dataset("test")) else "val"
     _, batch = read_samples(datamodule, stage, 0)
+    if is_detection(datamodule):
+        drawn = draw_found_boxes(datamodule, model, batch, path, f"predictions on {stage} images", count=count)
+    else:
+        drawn = _draw_patch_predictions(model, batch, path, f"predictions on {stage} patches", count=count)
+    if not drawn:
+        log.info("no predictions.png: predict_step of %s returns no `probability` and no objects", type(model).__name__)
+
+
+def _draw_patch_predictions(model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
     masks = batch["mask"]
     rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[: count - 1].tolist()
     rows += torch.argsort(masks.flatten(1).sum(1), stable=True)[:1].tolist()
     shown = {key: value[rows] for key, value in batch.items()}
     probability = predict_probability(model, shown)
     if probability is None:
-        log.info("no predictions.png: predict_step of %s returns no `probability`", type(model).__name__)
-        return
+        return False
     figure, axes = open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
     for cells, image, mask, found in zip(axes, shown["image"], shown["mask"], probability, strict=True):
         show_images(cells[:2], image)
@@ -95,7 +108,8 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
         cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
         for cell in (cells[0], cells[2], cells[4]):
             circle_mask(cell, mask[0], TRUE_COLOUR)
-    save_figure(figure, path, f"predictions on {stage} patches", ("true defect",))
+    save_figure(figure, path, title, ("true defect",))
+    return True
 
 
 def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:

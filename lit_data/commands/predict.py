@@ -1,4 +1,4 @@
-"""``predict``: a probability map and a table of defects for every image."""
+"""``predict``: a probability map and a table of defects for every image, or the objects found in it."""
 
 import csv
 import logging
@@ -13,9 +13,12 @@ from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig
 from typing_extensions import override
 
+from lit_data.commands.detection_pictures import is_detection
+from lit_data.commands.detection_predict import BoxWriter
 from lit_data.commands.pictures import draw_maps
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint, load_weights
 from lit_data.datamodules import StripeDataModule
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import Defect, PatchStitcher, find_defects
 from lit_data.io.readers import read_image
@@ -30,30 +33,39 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """Predict all images of the root.
 
     Writes into the run folder ``maps/<image>.png`` (16 bit, 65535 is probability 1), ``defects.csv`` and
-    ``predictions.png`` with the images that hold the surest defects.
+    ``predictions.png`` with the images that hold the surest defects. For images with boxes see `BoxWriter`.
 
     Returns:
-        Number of images, of images with defects, and of defects.
+        Number of images, of images with defects or objects, and of defects or objects.
     """
     folder, checkpoint = Path(cfg.paths.run), find_checkpoint(cfg)
     datamodule, model = build_datamodule(cfg), build_model(cfg)
-    if not isinstance(datamodule, StripeDataModule):
-        raise ConfigError(f"predict cannot stitch the patches of a {type(datamodule).__name__}")
     datamodule.setup("predict")
-    if datamodule.source_files.layout == "single":
-        log.warning(
-            "layout=single: target and references are one image, so what is really in it is in all three and not "
-            "found; the maps show false alarms only"
-        )
     load_weights(model, checkpoint)
-    writer = MapWriter(datamodule, folder, threshold=cfg.predict.threshold, min_area_px=cfg.predict.min_area_px)
+    writer = _open_writer(datamodule, folder, threshold=cfg.predict.threshold, min_area_px=cfg.predict.min_area_px)
     trainer = _build_trainer_of_one(cfg, callbacks=[writer], logger=False)
     trainer.predict(model, datamodule=datamodule, return_predictions=False)
     return writer.finish()
 
 
+def _open_writer(
+    datamodule: BaseDataModule, folder: Path, *, threshold: float, min_area_px: int
+) -> "MapWriter | BoxWriter":
+    """What writes the answers about the images of a datamodule."""
+    if is_detection(datamodule):
+        return BoxWriter(datamodule, folder, threshold=threshold, min_area_px=min_area_px)
+    if not isinstance(datamodule, StripeDataModule):
+        raise ConfigError(f"predict cannot stitch the patches of a {type(datamodule).__name__}")
+    if datamodule.source_files.layout == "single":
+        log.warning(
+            "layout=single: target and references are one image, so what is really in it is in all three and not "
+            "found; the maps show false alarms only"
+        )
+    return MapWriter(datamodule, folder, threshold=threshold, min_area_px=min_area_px)
+
+
 def _build_trainer_of_one(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
-    """A Trainer of one process, because the patches of an image must meet in one.
+    """A Trainer of one process, because the patches of an image must meet in one, and images come in order.
 
     Raises:
         ConfigError: A launcher has started several.
@@ -67,7 +79,7 @@ def _build_trainer_of_one(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # no
             f"predict runs in one process, and {environment.world_size()} were started: "
             "start it without torchrun or srun"
         )
-    log.info("predict puts the patches of an image together in one process: only the first device is used")
+    log.info("predict puts what it finds together in one process: only the first device is used")
     return build_trainer(cfg, devices=1, num_nodes=1, strategy="auto", **overrides)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from lit_data.commands.detection_pictures import draw_augmented_boxes, is_detection
 from lit_data.commands.pictures import draw_samples
 from lit_data.commands.previews import draw_augmented, draw_families
 from lit_data.commands.session import build_datamodule
@@ -22,7 +23,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``augment.png``: samples before and after augmentation, where the stage has one
 
     Returns:
-        Number of patches, defects and families shown.
+        Number of patches or images, defects and families shown.
     """
     folder = Path(cfg.paths.run)
     datamodule = build_datamodule(cfg)
@@ -39,5 +40,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         log.info("plan: %s", path)
     options = {"stage": stage, "epoch": cfg.show.epoch}
     families = draw_families(datamodule, folder / "families.png", count=cfg.show.examples, **options)
-    draw_augmented(datamodule, folder / "augment.png", count=cfg.show.count, **options)
+    if is_detection(datamodule):
+        draw_augmented_boxes(datamodule, batch, shown, folder / "augment.png", stage=stage)
+    else:
+        draw_augmented(datamodule, folder / "augment.png", count=cfg.show.count, **options)
     return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}

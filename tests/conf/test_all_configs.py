@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from lit_data.cli import main
 from lit_data.commands import COMMANDS
@@ -24,16 +24,24 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 NEEDS_CUDA = [Path("trainer/gpu")]
 STARTS_RANKS = [Path("trainer/ddp_cpu")]  # from its own command line: see tests/test_ranks.py
 
-TOY = [
+DETECTION = ["bccd", "detection"]  # experiments of images with boxes
+FOR_DETECTION = [Path("data/detection"), Path("model/detector")]
+
+QUICK = [
     "trainer.max_epochs=1",
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",
     "+trainer.enable_model_summary=false",
-    "data.samples={count: 6, height_px: 128, width_px: 128}",
-    "data.patch_px=64",
-    "data.stride_px=64",
     "data.loader.batch_size=4",
     "data.loader.num_workers=0",
+]
+TOY = [*QUICK, "data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "data.stride_px=64"]
+TOY_BOXES = [
+    *QUICK,
+    "data.samples={count: 8, size_px: [64, 80]}",
+    "data.size_px=64",
+    "data.mosaic.close_epochs=0",
+    "model.net.width=8",
 ]
 
 pytestmark = [
@@ -69,6 +77,15 @@ def _real_data(experiment: str, folder: Path) -> list[str]:
         for number in range(6):
             for role in ("ub1mm", "ub5mm", "ya1mm"):
                 cv2.imwrite(str(folder / f"{number}_{role}.tif"), rng.integers(0, 4096, (128, 128), dtype=np.uint16))
+    elif experiment == "bccd":
+        for name in ("images", "labels"):
+            (folder / name).mkdir()
+        (folder / "classes.txt").write_text("RBC\nWBC\nPlatelets\n")
+        for number in range(8):
+            cv2.imwrite(str(folder / "images" / f"{number}.jpg"), rng.integers(60, 180, (48, 64, 3), dtype=np.uint8))
+            (folder / "labels" / f"{number}.txt").write_text(f"{number % 3} 0.5 0.5 0.4 0.4\n2 0.5 0.5 0 0\n")
+        for split, numbers in {"train": range(4), "val": (4, 5), "test": (6, 7)}.items():
+            (folder / f"{split}.txt").write_text("".join(f"{number}\n" for number in numbers))
     else:
         return []
     return [f"data.root={folder}"]
@@ -78,19 +95,21 @@ def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
     known |= {path for path in FILES if path.parts[0] in ("benchmark", "experiment", "hydra")}
     assert set(FILES) == known
-    assert len(FILES) == 47
+    assert len(FILES) == 51
     assert BENCHMARKS == ["callbacks", "collate", "headroom", "loaders", "synthesis"]
-    assert EXPERIMENTS == ["phantom", "steel", "stripe"]
+    assert EXPERIMENTS == ["bccd", "detection", "phantom", "steel", "stripe"]
 
 
+@pytest.mark.parametrize("experiment", ["stripe", "detection"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_composes(command: str, tmp_path: Path) -> None:
-    cfg = compose(command, ["+experiment=stripe", f"paths.run={tmp_path}"])
+def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -> None:
+    cfg = compose(command, [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     assert cfg.command == command
 
 
-def test_every_constructor_argument_is_there(tmp_path: Path) -> None:
-    cfg = compose("fit", ["+experiment=stripe", f"paths.run={tmp_path}"])
+@pytest.mark.parametrize("experiment", ["stripe", "detection"])
+def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) -> None:
+    cfg = compose("fit", [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     nodes = [
         (key, node) for key, node in _nodes(OmegaConf.to_container(cfg)) if node["_target_"].startswith("lit_data.")
     ]
@@ -100,7 +119,7 @@ def test_every_constructor_argument_is_there(tmp_path: Path) -> None:
         assert arguments == node.keys() - {"_target_", "_partial_"}, key
 
 
-@pytest.mark.parametrize("option", [p for p in OPTIONS if p not in NEEDS_CUDA + STARTS_RANKS], ids=str)
+@pytest.mark.parametrize("option", [p for p in OPTIONS if p not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION], ids=str)
 def test_every_option_runs(option: Path, run: Run, tmp_path: Path) -> None:
     group = f"+{option}".replace("/", "=") if option.parts[0] == "debug" else str(option).replace("/", "=")
     words = [*TOY, group]
@@ -126,13 +145,20 @@ def test_every_benchmark_runs(option: str, run: Run) -> None:
     words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
     summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *TOY, *sizes, *times, *words)
     assert summary["benchmark/batch_size"] == 4
-    measured = {"headroom": "headroom_samples_per_s", "callbacks": "step_us", "synthesis": "all_batched_us"}.get(
-        option, "best_samples_per_s"
-    )
-    assert summary[f"benchmark/{measured}"] > 0
+    named = {"headroom": "headroom_samples_per_s", "callbacks": "step_us", "synthesis": "all_batched_us"}
+    assert summary[f"benchmark/{named.get(option, 'best_samples_per_s')}"] > 0
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("option", FOR_DETECTION, ids=str)
+def test_the_options_of_detection_make_its_experiment(option: Path, tmp_path: Path) -> None:
+    cfg = compose("fit", ["+experiment=detection", f"paths.run={tmp_path}"])
+    own = OmegaConf.load(CONF / option.with_suffix(".yaml"))
+    assert isinstance(own, DictConfig)
+    assert cfg[option.parts[0]]["_target_"] == own["_target_"]
+    assert own.keys() <= cfg[option.parts[0]].keys()
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name not in DETECTION])
 def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
     words = [f"+experiment={experiment}", *TOY, *_real_data(experiment, tmp_path / "images")]
     fitted = run("fit", *words)
@@ -164,6 +190,32 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     assert shown["show/patches"] == 3
     assert run("prepare", *words)["prepare/images"] == 6
     assert run("prepare", *words, "prepare.check=true", "data.on_bad=skip")["prepare/images"] == 6
+    assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
+
+
+@pytest.mark.parametrize("experiment", DETECTION)
+def test_every_detector_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
+    words = [f"+experiment={experiment}", *TOY_BOXES, *_real_data(experiment, tmp_path / "images")]
+    fitted = run("fit", *words)
+    assert fitted["experiment"] == experiment
+    assert 0 <= fitted["test/map"] <= fitted["test/map50"] <= 1
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 500
+    for name in ("best.ckpt", "last.ckpt"):
+        assert (fitted["folder"] / "checkpoints" / name).is_file()
+    tested = run("test", *words)
+    assert tested["test/map50"] == pytest.approx(fitted["test/map50"], abs=1e-6)
+    assert "val/map50" in run("validate", *words)
+    predicted = run("predict", *words, "predict.threshold=0", "model.score_threshold=0")
+    assert predicted["predict/images"] == predicted["predict/images_with_objects"] == 8
+    assert predicted["predict/objects"] > 8
+    shown = run("show", *words, "show.count=3")
+    assert shown["show/patches"] == 3
+    assert (shown["folder"] / "augment.png").is_file()
+    prepared = run("prepare", *words)
+    assert prepared["prepare/images"] == 8
+    assert prepared["prepare/classes"].count(", ") == 2
+    assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 8
     assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
 
 

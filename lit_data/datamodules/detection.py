@@ -1,0 +1,224 @@
+"""`DetectionDataModule`: images with boxes, for detectors."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.augment import Augmentation, Layers, stage_augmentations
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.detection_inspection import DetectionInspection
+from lit_data.datamodules.detection_source import DetectionSource
+from lit_data.datasets.detection import DetectionDataset
+from lit_data.datasets.detection_files import DetectionFiles, LabelFormat
+from lit_data.datasets.splits import SPLITS, Splits
+from lit_data.grid import pair_px
+from lit_data.io.bank import ImageBank, describe_bank
+from lit_data.io.options import ReadOptions
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.mosaic import MosaicSpec
+from lit_data.types import COUNT_SUFFIX, Batch, Stage
+
+log = logging.getLogger(__name__)
+
+
+class DetectionDataModule(BaseDataModule):
+    """Images with boxes; training samples may be mosaics.
+
+    A batch is a dict:
+
+    ===============  =======================  ==================================================================
+    key              shape, dtype             what
+    ===============  =======================  ==================================================================
+    ``image``        [B, 3, H, W] float32     0..1, R, G, B
+    ``boxes``        [N, 6] float32           (row, class, cx, cy, w, h), the last four in shares of H and W
+    ``boxes_count``  [B] int64                boxes of each image, in order
+    ``index``        [B] int64                number of the sample
+    ``image_index``  [B] int64                number of its image (of the first one of a mosaic)
+    ``shape``        [B, 2] int64             (height, width) px of that image on the disk
+    ``path``         B paths                  of that image
+    ``epoch``        [B] int64                epoch the sample was drawn for
+    ===============  =======================  ==================================================================
+
+    `batch_format=(image, boxes, path, shape)` is what YOLO trainers take.
+
+    Args:
+        root: Folder of the set. Without one, a small drawn set is made once in the cache.
+        label_format: `auto`, `yolo`, `coco` or `voc`, see `find_detection_files`.
+        classes: Names of the classes in the order of their numbers; by default those of the set.
+        annotations: The one COCO file to read, relative to the root.
+        difficult: Keep VOC objects that are marked as difficult.
+        splits: `auto`, `folders`, shares, or lists, see `find_detection_files`.
+        split_seed: Chooses the images of each share.
+        size_px: Size of a sample, one number or (height, width).
+        mosaic: How training samples are put together; none shows each image alone.
+        read: How files are read.
+        on_bad: `error` lists all bad files and boxes and ends; `skip` leaves them out and lists them.
+        cache_dir: Where stores and the drawn set lie.
+        samples: Parameters of the drawn set, see `ensure_detection_samples`.
+        loader: Batch size, workers, seed.
+        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        batch_format: See above.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "boxes",
+        "boxes_count",
+        "index",
+        "image_index",
+        "shape",
+        "path",
+        "epoch",
+    )
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        label_format: LabelFormat = "auto",
+        classes: Sequence[str] | None = None,
+        annotations: str | None = None,
+        difficult: bool = True,
+        splits: Splits = "auto",
+        split_seed: int = 0,
+        size_px: int | tuple[int, int] = 320,
+        mosaic: MosaicSpec | None = None,
+        read: ReadOptions | None = None,
+        on_bad: OnBad = "error",
+        cache_dir: str | None = None,
+        samples: Mapping[str, Any] | None = None,
+        loader: LoaderOptions | None = None,
+        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        self.source = DetectionSource(
+            root=root,
+            label_format=label_format,
+            classes=tuple(classes) if classes else None,
+            annotations=annotations,
+            difficult=difficult,
+            splits=splits,
+            split_seed=split_seed,
+            size_px=pair_px("size_px", size_px),
+            read=read or ReadOptions(),
+            on_bad=on_bad,
+            cache_dir=cache_dir,
+            samples=samples or {},
+        )
+        self.mosaic, self.augment = mosaic, stage_augmentations(augment)
+        self.files: DetectionFiles
+        self.bank: ImageBank
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their numbers."""
+        return self.files.labels.classes
+
+    def prepare_data(self) -> None:
+        """Make the drawn set if need be, check all labels, and decode what is not decoded yet."""
+        self._open()
+
+    def setup(self, stage: str) -> None:
+        """Open the decoded images and the boxes."""
+        self._open()
+
+    def build_dataset(self, stage: Stage) -> DetectionDataset:
+        """Images of one stage; all of them to predict."""
+        return DetectionDataset(
+            self.bank,
+            self.files.labels,
+            self.files.sizes_px,
+            images=None if stage == "predict" else self.files.splits[stage],
+            size_px=self.source.size_px,
+            mosaic=self.mosaic if stage == "train" else None,
+            seed=self.loader.seed,
+        )
+
+    @override
+    def make_loader(self, stage: Stage) -> MicroBatchLoader:
+        # The run's length is known now; the dataset may have been made before, for pictures.
+        cast(DetectionDataset, self.dataset(stage)).mosaic_epochs = self._count_mosaic_epochs()
+        return super().make_loader(stage)
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Name the files, and draw the augmentation of each sample from its own stream."""
+        paths = [self.bank.name(image) for image in batch["image_index"].tolist()]
+        planned = batch | {"path": cast(Tensor, paths)}
+        if stage not in self.augment:
+            return planned
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        return planned | self.augment[stage].draw(self.loader.seed, epoch, index, batch["image"].shape[1])
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Cast to 0..1 and augment."""
+        return self._finish(batch, self.augment.get(stage))
+
+    @override
+    def inspect(self, stage: Stage) -> DetectionInspection:
+        return DetectionInspection(partial(self._finish, augment=None) if stage in self.augment else None)
+
+    def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
+        """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
+        names = self.batch_format
+        if isinstance(batch, tuple):
+            return tuple(_slice(part, name, start, stop) for name, part in zip(names, batch, strict=True))
+        ours = names if isinstance(names, Mapping) else {}
+        return {key: _slice(part, ours.get(key, key), start, stop) for key, part in batch.items()}
+
+    def check_sources(self) -> dict[str, int]:
+        """Decode every file strictly and check every label, and keep nothing."""
+        return self.source.check()
+
+    def verify_sources(self) -> list[str]:
+        """Entries of the opened store that are not what they were when it was built."""
+        return cast(DecodedStore, self.bank).verify()
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers about the opened set: images, boxes and classes."""
+        images = {f"{split}_images": len(self.files.splits[split]) for split in SPLITS}
+        counts = {"boxes": len(self.files.labels.boxes), "classes": ", ".join(self.classes)}
+        return describe_bank(self.bank) | images | counts
+
+    def _finish(self, batch: Batch, augment: Augmentation | None) -> Batch:
+        images, boxes = torch.div(batch["image"], 255.0), batch["boxes"]
+        if augment is not None:
+            augmented = augment.forward(Layers(images, boxes=boxes), batch)
+            images, boxes = augmented.images, cast(Tensor, augmented.boxes)
+        # Boxes lie in the order of their rows; `bincount` would wait for the device.
+        starts = torch.arange(len(images) + 1, dtype=boxes.dtype, device=boxes.device)
+        counts = torch.searchsorted(boxes[:, 0].contiguous(), starts).diff()
+        finished = {key: batch[key] for key in self.batch_keys if key in batch}
+        return finished | {"image": images, "boxes": boxes, "boxes" + COUNT_SUFFIX: counts}
+
+    def _count_mosaic_epochs(self) -> int | None:
+        """Epochs of the run that have mosaics; none if its length is not known."""
+        most = self.trainer.max_epochs if self.trainer else None
+        if self.mosaic is None or most is None or most < 0:
+            return None
+        if most <= self.mosaic.close_epochs:
+            log.warning("no mosaics: the run has %d epochs, the last %d without", most, self.mosaic.close_epochs)
+        return max(0, most - self.mosaic.close_epochs)
+
+    def _open(self) -> None:
+        if hasattr(self, "bank"):
+            return
+        self.files, self.bank = self.source.open()
+
+
+def _slice(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a tensor, or a list of paths
+    if name != "boxes":
+        return part[start:stop]
+    boxes = part[(part[:, 0] >= start) & (part[:, 0] < stop)]
+    return torch.cat((boxes[:, :1] - start, boxes[:, 1:]), dim=1)

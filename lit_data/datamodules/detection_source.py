@@ -1,0 +1,101 @@
+"""Where a detection set comes from: its files, its decoded store, and the drawn set."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_data.datamodules.stripe_files import cache_folder
+from lit_data.datasets.detection_files import DetectionFiles, LabelFormat, find_detection_files
+from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.detection_samples import ensure_detection_samples
+from lit_data.datasets.splits import Splits
+from lit_data.io.checking import find_faults
+from lit_data.io.decoders import ImageDecoder, ImageSource
+from lit_data.io.options import ReadOptions
+from lit_data.io.resized import ResizedDecoder
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionSource:
+    """The files of a detection set; the arguments are those of `DetectionDataModule`."""
+
+    root: str | None
+    label_format: LabelFormat
+    classes: tuple[str, ...] | None
+    annotations: str | None
+    difficult: bool
+    splits: Splits
+    split_seed: int
+    size_px: tuple[int, int]
+    read: ReadOptions
+    on_bad: OnBad
+    cache_dir: str | None
+    samples: Mapping[str, Any]
+
+    @cached_property
+    def folder(self) -> Path:
+        """The root; without one, the drawn set, which the first call makes."""
+        cache = cache_folder(self.cache_dir)
+        return Path(self.root) if self.root else ensure_detection_samples(cache / "samples", **self.samples)
+
+    def open(self) -> tuple[DetectionFiles, DecodedStore]:
+        """The images that are good with their boxes and splits, and their pixels; the first call decodes them.
+
+        Raises:
+            DataError: Files or boxes are bad; all of them are listed.
+        """
+        files = self._find()
+        digest = hashlib.sha256(os.path.realpath(self.folder).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        folder = cache_folder(self.cache_dir) / "stores" / f"{self.folder.name}-{digest}" / "detection"
+        decoder = ResizedDecoder(self.size_px, ImageDecoder(self.read))
+        sources = [ImageSource((path,)) for path in files.images]
+        store = DecodedStore.build(sources, folder, decoder=decoder, on_bad=self.on_bad)
+        return _leave_out(files, {path for path, _ in store.skipped}), store
+
+    def check(self) -> dict[str, int]:
+        """Decode every image strictly and check every label, and keep nothing.
+
+        Raises:
+            DataError: Lists everything that is wrong.
+        """
+        files = self._find()
+        problems = find_faults([ImageSource((path,)) for path in files.images], ImageDecoder(self.read))
+        problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad")
+        return {"images": len(files.images), "boxes": len(files.labels.boxes)}
+
+    def _find(self) -> DetectionFiles:
+        return find_detection_files(
+            self.folder,
+            label_format=self.label_format,
+            classes=self.classes,
+            annotations=self.annotations,
+            difficult=self.difficult,
+            splits=self.splits,
+            seed=self.split_seed,
+            on_bad=self.on_bad,
+            read=self.read,
+        )
+
+
+def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:
+    """The files without some images."""
+    if not paths:
+        return files
+    kept = [number for number, path in enumerate(files.images) if path not in paths]
+    places = {number: place for place, number in enumerate(kept)}
+    parts = [files.labels.of(number) for number in kept]
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    return DetectionFiles(
+        tuple(files.images[number] for number in kept),
+        LabelTable(files.labels.classes, np.concatenate(parts), ends),
+        {split: [places[number] for number in part if number in places] for split, part in files.splits.items()},
+        files.sizes_px[kept],
+    )

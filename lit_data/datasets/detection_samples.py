@@ -1,0 +1,181 @@
+"""The default data of the detection experiment: a small set of images, made once where no ``data.root`` is given."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.detection_scene import CLASSES, render_scene
+from lit_data.datasets.splits import SPLITS
+from lit_data.errors import ConfigError, StoreError
+from lit_data.io.lock import build_lock
+from lit_data.io.progress import track
+from lit_data.io.temp import sweep, temp_folder
+
+FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
+MARKER = "samples.json"
+SMALLEST_SIDE_PX = 64  # room for a few objects
+LOCK_WAIT_S = 600.0
+
+README = """Detection samples, made by lit_data (lit_data.datasets.detection_samples). Synthetic, CC0: free to use.
+
+images/train, val, test   PNG, R, G, B: discs, squares and triangles of any size, angle and colour on textured ground.
+                          Rings are of no class. One image in ten is tall, one is wide, one in twelve has no object.
+labels/train, val, test   YOLO text with the stems of the images: class cx cy w h, in shares of the image. A box holds
+                          the whole object as far as it lies in the image, also what another object covers: at most
+                          half of it.
+data.yaml                 names of the classes, folders of the splits.
+samples.json              what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionSampleSpec:
+    """What a set is made from; equal specs give equal pixels.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+
+    count: int
+    size_px: tuple[int, int]
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_integer("count", self.count, 3, 9999)
+        if isinstance(self.size_px, str) or not isinstance(self.size_px, Sequence) or len(self.size_px) != 2:
+            raise ConfigError(f"size_px is {self.size_px!r}; allowed: (height, width)")
+        object.__setattr__(self, "size_px", tuple(self.size_px))
+        for side in self.size_px:
+            _check_integer("a side of size_px", side, SMALLEST_SIDE_PX, 2**13)
+        _check_integer("seed", self.seed, 0, 2**63 - 1)
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the set's folder: sets of different specs lie side by side."""
+        return f"detection-{self.count}x{self.size_px[0]}x{self.size_px[1]}-seed{self.seed}"
+
+    def split_of(self, number: int) -> str:
+        """Return ``train``, ``val`` or ``test`` for an image number; 160 images give 112, 24 and 24."""
+        part = max(1, round(self.count * 0.15))
+        return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
+
+    def size_of(self, number: int) -> tuple[int, int]:
+        """(height, width) of an image: of ten one is twice as high as wide, and one is twice as wide as high."""
+        side = min(self.size_px)
+        return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, self.size_px)
+
+    def is_empty(self, number: int) -> bool:
+        """Whether an image has no object: one in twelve has none."""
+        return number % 12 == 5
+
+
+def ensure_detection_samples(
+    folder: Path,
+    *,
+    count: int = 160,
+    size_px: tuple[int, int] = (240, 320),
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Make the detection samples once and say where they are.
+
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
+    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+
+    Args:
+        folder: Where sets are kept; the set gets a folder of its own in it.
+        count: Number of images, divided 70 : 15 : 15 into train, val and test.
+        size_px: (height, width) of most images.
+        seed: Each image is a function of (seed, image number, size) alone.
+        progress: Show a bar when it takes longer than two seconds.
+
+    Returns:
+        The set's root, which holds ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        StoreError: The folder cannot be written.
+        StoreBusyError: Another process has been making the same set for ten minutes.
+    """
+    spec = DetectionSampleSpec(count, size_px, seed)
+    root = Path(folder) / spec.folder_name
+    if _is_complete(root, spec):
+        return root
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with build_lock(root.parent, wait_s=LOCK_WAIT_S, is_done=lambda: _is_complete(root, spec)):
+            if not _is_complete(root, spec):
+                sweep(root.parent)
+                _make_set(root, spec, progress)
+    except OSError as error:
+        raise StoreError(f"cannot make the detection samples in {folder} ({error}); name another folder") from error
+    return root
+
+
+def _check_integer(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} is {value!r}; allowed: an integer from {least} to {most}")
+
+
+def _is_complete(root: Path, spec: DetectionSampleSpec) -> bool:
+    try:
+        marker = json.loads((root / MARKER).read_text(encoding="utf-8"))
+        sizes = {name: (root / name).stat().st_size for name in marker["files_bytes"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(marker == _marker(spec, sizes))
+
+
+def _marker(spec: DetectionSampleSpec, files_bytes: dict[str, int]) -> dict[str, Any]:
+    made_from = asdict(spec) | {"size_px": list(spec.size_px)}  # as JSON gives it back
+    return {"format": FORMAT_VERSION, "made_from": made_from, "files_bytes": files_bytes}
+
+
+def _make_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
+    with temp_folder(root.parent) as temp:
+        made = temp / "made"
+        _write_set(made, spec, progress)
+        if _is_complete(root, spec):  # published by another process, on a file system whose locks do nothing
+            return
+        if root.exists():
+            root.rename(temp / "incomplete")
+        made.rename(root)
+
+
+def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
+    for split in SPLITS:
+        (root / "images" / split).mkdir(parents=True)
+        (root / "labels" / split).mkdir(parents=True)
+    for number in track(range(spec.count), "making detection samples", spec.count, enabled=progress):
+        _write_sample(root, spec, number)
+    names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
+    folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
+    (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
+    (root / "README.txt").write_text(README, encoding="utf-8")
+    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))}
+    (root / MARKER).write_text(json.dumps(_marker(spec, sizes), indent=1), encoding="utf-8")
+
+
+def _write_sample(root: Path, spec: DetectionSampleSpec, number: int) -> None:
+    import cv2
+
+    size_px, split, stem = spec.size_of(number), spec.split_of(number), f"detection_{number:04d}"
+    scene = render_scene(spec.seed, number, size_px, empty=spec.is_empty(number))
+    pixels = np.moveaxis(scene.image, 0, -1)[..., ::-1]
+    # Encoded in memory, because imwrite turns a full disk into a return value without a reason.
+    encoded = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+    (root / "images" / split / f"{stem}.png").write_bytes(encoded)
+    lines = "".join(_format_box(box, size_px) for box in scene.boxes)
+    (root / "labels" / split / f"{stem}.txt").write_text(lines, encoding="utf-8")
+
+
+def _format_box(box: NDArray[np.int64], size_px: tuple[int, int]) -> str:
+    kind, top, left, bottom, right = box.tolist()
+    height, width = size_px
+    centre = f"{(left + right) / 2 / width:.6f} {(top + bottom) / 2 / height:.6f}"
+    return f"{kind} {centre} {(right - left) / width:.6f} {(bottom - top) / height:.6f}\n"

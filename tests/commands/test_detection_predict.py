@@ -1,0 +1,153 @@
+"""What ``predict`` and the pictures say about images with boxes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lit_data.commands.detection_pictures import draw_found_boxes, find_true
+from lit_data.commands.detection_predict import BoxWriter
+from lit_data.datamodules import DetectionDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions
+from lit_data.types import Batch
+
+Answer = Any
+
+
+class Oracle(L.LightningModule):
+    """Finds the boxes of the set, with scores that fall from 0.9; or says what it is told to say."""
+
+    def __init__(self, says: Answer = None) -> None:
+        super().__init__()
+        self.says = says
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+        return self.says if self.says is not None else [_answer(batch, row) for row in range(len(batch["image"]))]
+
+
+def _answer(batch: Batch, row: int) -> dict[str, torch.Tensor]:
+    true = find_true(batch, row)
+    return {"boxes": true.corners, "classes": true.classes, "scores": 0.9 - 0.1 * torch.arange(len(true.classes))}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataModule:
+    data = DetectionDataModule(
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+        samples={"count": 14, "size_px": [64, 90]},
+        size_px=(96, 96),
+        loader=LoaderOptions(batch_size=4, worker_kind="inline"),
+    )
+    data.prepare_data()
+    data.setup("predict")
+    return data
+
+
+def _predict(data: DetectionDataModule, folder: Path, says: Answer = None, **limits: Any) -> dict[str, Any]:
+    writer = BoxWriter(data, folder, **({"threshold": 0.0, "min_area_px": 0} | limits))
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(accelerator="cpu", default_root_dir=folder, callbacks=[writer], **options)
+    trainer.predict(Oracle(says), datamodule=data, return_predictions=False)
+    return writer.finish()
+
+
+def test_what_is_found_is_written_in_the_coordinates_of_the_files(data: DetectionDataModule, tmp_path: Path) -> None:
+    summary = _predict(data, tmp_path)
+    labels, counts = data.files.labels, np.diff(data.files.labels.ends, prepend=0)
+    assert summary == {
+        "predict/images": 14,
+        "predict/images_with_objects": int((counts > 0).sum()),
+        "predict/objects": len(labels.boxes),
+    }
+    table = json.loads((tmp_path / "detections.json").read_text())
+    assert [kind["name"] for kind in table["categories"]] == list(data.classes)
+    for number, path in enumerate(data.files.images):
+        name = Path(path).relative_to(data.source.folder)
+        text = (tmp_path / "labels" / name.with_suffix(".txt")).read_text()
+        rows = np.array([line.split() for line in text.splitlines()], float).reshape(-1, 6)
+        np.testing.assert_allclose(rows[:, :5], labels.of(number), atol=2e-6)
+        np.testing.assert_allclose(rows[:, 5], 0.9 - 0.1 * np.arange(len(rows)), atol=1e-6)
+        image = table["images"][number]
+        assert (image["file_name"], [image["height"], image["width"]]) == (
+            name.as_posix(),
+            list(cv2.imread(path).shape[:2]),
+        )
+        mine = [row for row in table["annotations"] if row["image_id"] == image["id"]]
+        assert [row["category_id"] - 1 for row in mine] == rows[:, 0].tolist()
+        _, cx, cy, w, h = labels.of(number).T.astype(np.float64)
+        boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile((image["width"], image["height"]), 2)
+        np.testing.assert_allclose(np.reshape([row["bbox"] for row in mine], (-1, 4)), boxes, atol=2e-3)
+        assert cv2.imread(str(tmp_path / "pictures" / name)).shape == (*data.bank[number].shape[1:], 3)
+    assert len({row["id"] for row in table["annotations"]}) == len(labels.boxes)
+    assert cv2.imread(str(tmp_path / "predictions.png")) is not None
+
+
+def test_unsure_and_small_objects_are_left_out(data: DetectionDataModule, tmp_path: Path) -> None:
+    _predict(data, tmp_path, threshold=0.75, min_area_px=60)
+    rows = json.loads((tmp_path / "detections.json").read_text())["annotations"]
+    assert rows
+    assert {row["score"] for row in rows} <= {0.9, 0.8}
+    assert min(row["area"] for row in rows) >= 60
+
+
+def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(data: DetectionDataModule, tmp_path: Path) -> None:
+    found = {"boxes": torch.tensor([[10.0, 40.0, 50.0, 60.0]]), "classes": torch.tensor([1]), "scores": torch.ones(1)}
+    nothing = {"boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+
+    class First(Oracle):
+        def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+            return [found if batch_idx == 0 and row == 0 else nothing for row in range(len(batch["image"]))]
+
+    writer = BoxWriter(data, tmp_path, threshold=0.0, min_area_px=0)
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    L.Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=[writer], **options).predict(
+        First(), datamodule=data, return_predictions=False
+    )
+    height, width = data.bank[0].shape[1:]
+    assert width == 96
+    margin = round((96 - height) / 2)
+    name = Path(data.files.images[0]).relative_to(data.source.folder)
+    painted = cv2.imread(str(tmp_path / "pictures" / name))[..., ::-1]
+    colour = painted[40 - margin, 10]
+    assert (painted[40 - margin, 12:50] == colour).all()
+    assert (painted[59 - margin, 10:50] == colour).all()
+    assert (painted[45 - margin : 60 - margin, 49] == colour).all()
+
+
+@pytest.mark.parametrize(
+    ("says", "match"),
+    [
+        ({"probability": 1}, "must return a list with a dict for each image: boxes"),
+        ([{"boxes": 1}], "must return a list"),
+        (
+            [{"boxes": torch.ones(1, 4), "classes": torch.tensor([3]), "scores": torch.ones(1)}],
+            r"finds class 3, and the set has 3, from 0: set model\.net\.classes",
+        ),
+    ],
+)
+def test_answers_of_another_kind_are_refused(
+    data: DetectionDataModule, tmp_path: Path, says: Answer, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _predict(data, tmp_path, says)
+
+
+def test_pictures_need_objects(data: DetectionDataModule, tmp_path: Path) -> None:
+    batch = data.transform(data.make_loader("predict").read(np.arange(5), 0), "predict")
+    path = tmp_path / "found.png"
+    assert not draw_found_boxes(data, Oracle([{"no": "boxes"}]), batch, path, "title", count=3)
+    assert not path.exists()
+    assert draw_found_boxes(data, Oracle(), batch, path, "title", count=3)
+    assert cv2.imread(str(path)).shape[1] > 1000
+
+
+def test_a_class_that_the_set_does_not_know_is_named_by_its_number(data: DetectionDataModule, tmp_path: Path) -> None:
+    batch = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")
+    strange = [{"boxes": torch.ones(1, 4), "classes": torch.tensor([9]), "scores": torch.ones(1)}]
+    assert draw_found_boxes(data, Oracle(strange), batch, tmp_path / "found.png", "title", count=1)

@@ -1,0 +1,307 @@
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from lit_data.augment import detection_augment
+from lit_data.datamodules import DetectionDataModule
+from lit_data.datasets import DetectionDataset
+from lit_data.errors import ConfigError, DataError, StoreCorruptError
+from lit_data.io.options import ReadOptions
+from lit_data.loading import LoaderOptions
+from lit_data.mosaic import MosaicSpec
+from lit_data.types import Batch
+
+SAMPLES = {"count": 20, "size_px": [64, 80]}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def _data(cache: str, *, setup: bool = True, **options: Any) -> DetectionDataModule:
+    loader = LoaderOptions(batch_size=4, seed=3, **options.pop("loader", {"worker_kind": "inline"}))
+    given = {"samples": SAMPLES, "size_px": (64, 64), "mosaic": MosaicSpec(close_epochs=1)} | options
+    data = DetectionDataModule(given.pop("root", None), cache_dir=cache, loader=loader, **given)
+    if setup:
+        data.prepare_data()
+        data.setup("fit")
+    return data
+
+
+def _first(data: DetectionDataModule, stage: Any = "train", count: int = 4, epoch: int = 0) -> Batch:
+    return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
+
+
+def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert torch.equal(value, other[key]) if isinstance(value, Tensor) else value == other[key], key
+
+
+def test_a_batch_is_what_the_table_says(cache: str) -> None:
+    data = _data(cache)
+    batch = _first(data)
+    assert batch.keys() == set(data.batch_keys)
+    assert batch["image"].shape == (4, 3, 64, 64)
+    assert batch["image"].dtype == torch.float32
+    assert batch["image"].min() >= 0
+    assert batch["image"].max() <= 1
+    boxes = batch["boxes"]
+    assert boxes.shape == (int(batch["boxes_count"].sum()), 6)
+    assert boxes[:, 0].tolist() == torch.arange(4).repeat_interleave(batch["boxes_count"]).tolist()
+    assert boxes[:, 2:].min() >= 0
+    assert boxes[:, 2:].max() <= 1
+    paths = list(map(str, batch["path"]))
+    assert paths == [data.files.images[number] for number in batch["image_index"].tolist()]
+    assert batch["shape"].tolist() == [list(cv2.imread(path).shape[:2]) for path in paths]
+    for key in ("index", "image_index", "epoch"):
+        assert batch[key].shape == (4,)
+        assert batch[key].dtype == torch.int64
+
+
+def test_evaluation_and_prediction_show_each_image_alone(cache: str) -> None:
+    data = _data(cache)
+    assert len(data.dataset("predict")) == 20
+    assert len(data.dataset("train")) == 14
+    batch = _first(data, "predict", 20)
+    assert batch["image_index"].tolist() == list(range(20))
+    labels = data.files.labels
+    assert batch["boxes_count"].tolist() == np.diff(labels.ends, prepend=0).tolist()
+    assert batch["boxes"][:, 1].tolist() == labels.boxes[:, 0].tolist()
+    _assert_equal(_first(data, "val", 3, epoch=0), _first(data, "val", 3, epoch=0))
+    assert data.describe() == {
+        "images": 20,
+        "skipped": 0,
+        "pixel_bytes": 3 * int((data.bank.heights_px * data.bank.widths_px).sum()),
+        "train_images": 14,
+        "val_images": 3,
+        "test_images": 3,
+        "boxes": len(labels.boxes),
+        "classes": "disc, square, triangle",
+    }
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_workers_give_the_same_batches(cache: str, kind: str, micro: int) -> None:
+    expected, found = (
+        list(loader)
+        for loader in (
+            _data(cache).make_loader("train"),
+            _data(cache, loader={"worker_kind": kind, "num_workers": 2, "micro_batch_size": micro}).make_loader(
+                "train"
+            ),
+        )
+    )
+    assert len(found) == len(expected) == 4
+    for one, other in zip(expected, found, strict=True):
+        _assert_equal(one, other)
+
+
+def test_formats_for_modules_that_exist(cache: str, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    for batch_format in (["image", "boxes", "path", "shape"], {"img": "image", "target": "boxes"}):
+        data = _data(cache, setup=False, batch_format=batch_format)
+        _fit(Model(lambda batch: seen.append(batch)), data, tmp_path, max_steps=1)
+    image, boxes, path, shape = seen[0]
+    assert isinstance(seen[0], tuple)
+    assert image.shape == (4, 3, 64, 64)
+    assert boxes.shape[1] == 6
+    assert len(path) == 4
+    assert shape.shape == (4, 2)
+    assert seen[1].keys() == {"img", "target"}
+    with pytest.raises(ConfigError, match="unknown keys"):
+        _data(cache, setup=False, batch_format=["image", "mask"])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 4), (0, 1), (1, 3), (3, 9)])
+def test_a_piece_of_a_batch_has_the_boxes_of_its_images(cache: str, start: int, stop: int) -> None:
+    data = _data(cache, mosaic=None)
+    whole = _first(data, "predict")
+    piece = data.slice_batch(whole, start, stop)
+    alone = data.transform(data.make_loader("predict").read(np.arange(start, min(stop, 4)), 0), "predict")
+    _assert_equal(piece, alone)
+    keys = ["boxes", "image", "boxes_count"]
+    for batch_format in (keys, {f"my_{key}": key for key in keys}):
+        data.batch_format = cast(Any, batch_format)
+        named = dict(zip(keys, (whole[key] for key in keys), strict=True))
+        given = tuple(named.values()) if batch_format is keys else {f"my_{key}": named[key] for key in keys}
+        part = data.slice_batch(given, start, stop)
+        for found, key in zip(part.values() if isinstance(part, dict) else part, keys, strict=True):
+            assert torch.equal(found, alone[key])
+
+
+def test_augmentation_moves_boxes_and_depends_on_the_sample_alone(cache: str) -> None:
+    plain, data = _data(cache), _data(cache, augment=detection_augment(shift_px=4, scale=(0.8, 1.2)))
+    loader = data.make_loader("train")
+    batch = data.transform(loader.read(np.arange(8), 1), "train")
+    assert not torch.equal(batch["image"], _first(plain, count=8, epoch=1)["image"])
+    assert int(batch["boxes_count"].sum()) == len(batch["boxes"])
+    for row in (0, 5):
+        alone = data.transform(loader.read(np.array([row]), 1), "train")
+        piece = data.slice_batch(batch, row, row + 1)
+        torch.testing.assert_close(alone["image"], piece["image"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone["boxes"], piece["boxes"], atol=1e-6, rtol=0)
+
+
+def test_samples_are_shown_before_augmentation_where_there_is_one(cache: str) -> None:
+    plain, data = _data(cache), _data(cache, augment=detection_augment())
+    planned = data.plan_batch(data.make_loader("train").read(np.arange(6), 0), "train")
+    before = data.inspect("train").draw(planned)
+    assert before is not None
+    _assert_equal(before, _first(plain, count=6))
+    assert data.inspect("val").draw(planned) is None
+
+
+class Model(L.LightningModule):
+    """Hands each training batch to a function."""
+
+    def __init__(self, see: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.see = see
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.see(batch)
+        return cast(Tensor, self.layer(torch.ones(1, 1)).square().mean())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def _fit(model: Model, data: DetectionDataModule, folder: Path, **options: Any) -> None:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    if "callbacks" not in options:
+        quiet["enable_checkpointing"] = False
+    path = options.pop("ckpt_path", None)
+    trainer = L.Trainer(default_root_dir=folder, num_sanity_val_steps=0, **quiet, **options)
+    trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=True)
+    data.teardown("fit")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(cache: str, tmp_path: Path, kind: str) -> None:
+    workers = {"worker_kind": kind, "num_workers": 0 if kind == "inline" else 2, "micro_batch_size": 2}
+    data = _data(cache, loader=workers)
+    data.dataset("train")  # before the length of the run is known, as for the pictures of a run
+    seen: list[Batch] = []
+    _fit(Model(seen.append), data, tmp_path, max_epochs=3)
+    alone = _first(_data(cache, mosaic=None), "predict", 20)["image"]
+    assert len(seen) == 12
+    for batch in seen:
+        last = int(batch["epoch"][0]) == 2
+        same = [torch.equal(image, alone[n]) for image, n in zip(batch["image"], batch["index"].tolist(), strict=True)]
+        assert all(same) if last else not any(same)
+
+
+def test_a_run_that_is_all_closing_says_so(cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Batch] = []
+    data = _data(cache, mosaic=MosaicSpec(close_epochs=10))
+    _fit(Model(seen.append), data, tmp_path, max_epochs=1)
+    assert "no mosaics: the run has 1 epochs, the last 10 without" in caplog.text
+    alone = _first(_data(cache, mosaic=None), "predict", 20)["image"]
+    assert torch.equal(seen[0]["image"][0], alone[int(seen[0]["index"][0])])
+
+
+def test_an_interrupted_run_goes_on_with_the_samples_it_would_have_had(cache: str, tmp_path: Path) -> None:
+    whole: list[Batch] = []
+    saving = ModelCheckpoint(tmp_path / "all", filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    _fit(Model(whole.append), _data(cache), tmp_path, max_epochs=2, callbacks=[saving])
+    assert len(whole) == 8
+    for step in (2, 4, 5):
+        rest: list[Batch] = []
+        path = tmp_path / "all" / f"step={step}.ckpt"
+        _fit(Model(rest.append), _data(cache), tmp_path, max_epochs=2, ckpt_path=path)
+        assert len(rest) == 8 - step
+        for one, other in zip(whole[step:], rest, strict=True):
+            _assert_equal(one, other)
+
+
+def _write_set(folder: Path, count: int = 6) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("images", "labels"):
+        (folder / name).mkdir(parents=True)
+    for number in range(count):
+        cv2.imwrite(str(folder / "images" / f"{number}.png"), rng.integers(0, 256, (30, 40, 3), dtype=np.uint8))
+        (folder / "labels" / f"{number}.txt").write_text(f"{number % 2} 0.5 0.5 0.{number + 1} 0.2\n")
+    (folder / "classes.txt").write_text("cat\ndog\n")
+    return folder
+
+
+def test_damaged_images_are_listed_or_left_out_with_their_boxes(cache: str, tmp_path: Path) -> None:
+    root = _write_set(tmp_path / "set")
+    damaged = root / "images" / "2.png"
+    damaged.write_bytes(damaged.read_bytes()[:-300])
+    with pytest.raises(DataError, match=r"2\.png"):
+        _data(cache, root=str(root))
+    with pytest.raises(DataError, match=r"1 of 6 images are bad(.|\n)*2\.png"):
+        _data(cache, root=str(root), setup=False).check_sources()
+    data = _data(cache, root=str(root), on_bad="skip", mosaic=None)
+    assert [Path(path).name for path in data.files.images] == ["0.png", "1.png", "3.png", "4.png", "5.png"]
+    assert sorted(n for part in data.files.splits.values() for n in part) == [0, 1, 2, 3, 4]
+    batch = _first(data, "predict", 5)
+    widths = (batch["boxes"][:, 4] * 10).round().int().tolist()
+    assert widths == [1, 2, 4, 5, 6]
+    assert [str(path) for path in batch["path"]] == list(data.files.images)
+    assert data.describe()["skipped"] == 1
+
+
+def test_bad_labels_end_the_preparation(cache: str, tmp_path: Path) -> None:
+    root = _write_set(tmp_path / "set")
+    (root / "labels" / "3.txt").write_text("7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(DataError, match=r"3\.txt.*line 1"):
+        _data(cache, root=str(root), setup=False).prepare_data()
+
+
+def test_grey_images_are_refused_with_the_way_out(cache: str, tmp_path: Path) -> None:
+    root = _write_set(tmp_path / "set")
+    for path in (root / "images").iterdir():
+        cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
+    with pytest.raises(DataError, match=r"1 channels of uint8.*gray_to_rgb=true"):
+        _data(cache, root=str(root)).dataset("train")
+    data = _data(cache, root=str(root), read=ReadOptions(gray_to_rgb=True))
+    assert _first(data, "predict", 6)["image"].shape == (6, 3, 64, 64)
+
+
+def test_sources_and_stores_are_checked(cache: str, tmp_path: Path) -> None:
+    data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
+    assert data.check_sources() == {"images": 6, "boxes": 6}
+    assert data.verify_sources() == []
+    dataset = cast(DetectionDataset, data.dataset("train"))
+    dataset.check_sources()
+    store = next((tmp_path / "stores").rglob("pixels.bin"))
+    store.chmod(0o644)
+    with store.open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(StoreCorruptError, match="expected"):
+        dataset.check_sources()
+
+
+@pytest.mark.data
+def test_photographs_of_blood_cells(shared_data: Path, tmp_path: Path) -> None:
+    data = _data(str(tmp_path), root=str(shared_data / "detection" / "bccd"), label_format="yolo", on_bad="skip")
+    assert data.classes == ("RBC", "WBC", "Platelets")
+    assert {split: len(part) for split, part in data.files.splits.items()} == {"train": 40, "val": 10, "test": 10}
+    batch = _first(data, "train", 40)
+    assert batch["shape"].unique(dim=0).tolist() == [[480, 640]]
+    assert batch["boxes"][:, 1].unique().tolist() == [0, 1, 2]

@@ -1,0 +1,137 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datasets import DetectionDataset
+from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.tiles import FILL
+from lit_data.errors import ConfigError, DataError
+from lit_data.mosaic import MosaicSpec
+from lit_data.types import Array, RowWriter
+
+SIZES = np.array([(40, 60), (30, 30), (64, 16), (20, 64), (64, 64), (10, 12)])
+ORIGINALS = SIZES * 2
+BOXES = [
+    (0, [(1, 0.5, 0.5, 1.0, 1.0), (0, 0.25, 0.5, 0.5, 0.2)]),
+    (1, [(2, 0.1, 0.2, 0.2, 0.4)]),
+    (4, [(0, 0.5, 0.5, 0.001, 0.001), (1, 0.5, 0.25, 0.5, 0.5), (2, 0.75, 0.75, 0.5, 0.5)]),
+]
+
+
+class Bank:
+    dtype, channels, skipped = np.dtype(np.uint8), 3, ()
+    heights_px, widths_px = SIZES.T
+
+    def __len__(self) -> int:
+        return len(SIZES)
+
+    def __getitem__(self, index: int) -> Array:
+        return np.random.default_rng(index).integers(0, 256, (3, *SIZES[index]), dtype=np.uint8)
+
+    def name(self, index: int) -> str:
+        return f"folder/{index}.png"
+
+
+def _table() -> LabelTable:
+    counts = np.zeros(len(SIZES), np.int64)
+    for image, boxes in BOXES:
+        counts[image] = len(boxes)
+    flat = np.array([box for _, boxes in BOXES for box in boxes], np.float32)
+    return LabelTable(("a", "b", "c"), flat, np.cumsum(counts))
+
+
+def _dataset(bank: Any = None, **options: Any) -> DetectionDataset:
+    return DetectionDataset(bank or Bank(), _table(), ORIGINALS, **({"size_px": (64, 64)} | options))
+
+
+def test_an_image_alone_lies_in_the_middle_of_grey_with_all_its_boxes() -> None:
+    sample = _dataset()[2]
+    assert sample.keys() == {"image", "boxes", "index", "image_index", "shape", "epoch"}
+    np.testing.assert_array_equal(sample["image"][:, :, 24:40], Bank()[2])
+    assert (sample["image"][:, :, :24] == FILL).all()
+    assert (sample["image"][:, :, 40:] == FILL).all()
+    assert sample["boxes"].shape == (0, 6)
+    assert sample["shape"].tolist() == [128, 32]
+    assert (sample["index"], sample["image_index"], sample["epoch"]) == (2, 2, 0)
+
+
+def test_boxes_move_with_the_image_and_none_is_lost() -> None:
+    sample = _dataset()[4]
+    np.testing.assert_allclose(sample["boxes"][:, 1:], BOXES[2][1], atol=1e-6)
+    wide = _dataset(size_px=(64, 128))[4]
+    expected = [(kind, cx / 2 + 0.25, cy, w / 2, h) for kind, cx, cy, w, h in BOXES[2][1]]
+    np.testing.assert_allclose(wide["boxes"][:, 1:], expected, atol=1e-6)
+    assert sample["boxes"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("mosaic", [None, MosaicSpec(), MosaicSpec(tiles=9, probability=0.5)])
+def test_what_is_written_does_not_depend_on_the_other_rows(mosaic: MosaicSpec | None) -> None:
+    dataset = _dataset(mosaic=mosaic, seed=3)
+    assert isinstance(dataset, RowWriter)
+    dataset.set_epoch(5)
+    alone = [dataset[index] for index in range(len(dataset))]
+    indices = np.array([3, 0, 5, 5, 1])
+    rows = {name: np.full((5, *shape), 9, dtype) for name, shape, dtype in dataset._rows()}
+    dataset.write_into(rows, indices, 5)
+    for row, index in enumerate(indices.tolist()):
+        count = rows["boxes_count"][row]
+        np.testing.assert_array_equal(rows["boxes"][row, :count, 1:], alone[index]["boxes"][:, 1:])
+        for name in ("image", "index", "image_index", "shape", "epoch"):
+            np.testing.assert_array_equal(rows[name][row], alone[index][name])
+
+
+def test_mosaics_change_with_the_epoch_and_end_at_theirs() -> None:
+    dataset, plain = _dataset(mosaic=MosaicSpec(), mosaic_epochs=2), _dataset()
+    found = []
+    for epoch in range(4):
+        dataset.set_epoch(epoch)
+        found.append(dataset[4])
+    assert not torch.equal(found[0]["image"], found[1]["image"])
+    for late in found[2:]:
+        for key in ("image", "boxes"):
+            assert torch.equal(late[key], plain[4][key])
+    assert len(found[2]["boxes"]) == 3, "the tiny box, below min_box_px, is there as when predicting"
+
+
+def test_a_split_has_its_own_images_and_partners_and_keeps_the_numbers_of_all() -> None:
+    dataset = _dataset(images=[1, 4], mosaic=MosaicSpec())
+    assert len(dataset) == 2
+    assert [int(dataset[n]["image_index"]) for n in range(2)] == [1, 4]
+    plan = dataset.plan(dataset.images, 0)
+    assert set(plan.image.tolist()) == {1, 4}
+    assert dataset.describe_sample(1) == "folder/4.png"
+    with pytest.raises(IndexError, match="sample 2 of 2"):
+        dataset[2]
+
+
+def test_there_is_room_for_the_boxes_of_all_tiles() -> None:
+    assert _dataset().fields["boxes"].max_items == 3
+    assert _dataset(mosaic=MosaicSpec(tiles=9)).fields["boxes"].max_items == 27
+    assert _dataset(images=[2, 3]).fields["boxes"].max_items == 1
+
+
+@pytest.mark.parametrize("size_px", [(64, 64), (50, 90), (31, 17)])
+def test_boxes_found_in_samples_go_back_to_the_image_on_the_disk(size_px: tuple[int, int]) -> None:
+    dataset = _dataset(size_px=size_px)
+    for image, expected in BOXES:
+        _, _, cx, cy, w, h = dataset[image]["boxes"].numpy().astype(np.float64).T
+        width, height = size_px[1], size_px[0]
+        corners = np.stack(((cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height))
+        found = dataset.find_originals(corners.T, np.full(len(cx), image))
+        _, cx, cy, w, h = np.array(expected).T
+        true = np.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), axis=1) * np.tile(ORIGINALS[image][::-1], 2)
+        np.testing.assert_allclose(found, true, atol=1e-3)
+    beyond = dataset.find_originals(np.array([[-9.0, -9.0, 999.0, 999.0]]), np.array([2]))
+    assert beyond.tolist() == [[0, 0, 32, 128]]
+
+
+def test_banks_and_tables_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="6 images, boxes of 6 and sizes of 2 of them"):
+        DetectionDataset(Bank(), _table(), ORIGINALS[:2], size_px=(64, 64))
+    for name, value in (("channels", 1), ("dtype", np.dtype(np.uint16))):
+        bank = Bank()
+        setattr(bank, name, value)
+        with pytest.raises(DataError, match=r"detection needs three of uint8; set data\.read\.gray_to_rgb=true"):
+            _dataset(bank)

@@ -93,7 +93,9 @@ class StripeTransform:
         masks = batch["mask"].to(torch.float32) if "mask" in batch else None
         plan = self._plan_of(batch)
         if plan is not None:
-            images, masks = render(images.to(torch.float32).contiguous(), plan, values)
+            # Drawing is in place, and the pixels of the loader may be needed again.
+            own = images.to(torch.float32, copy=images is batch["image"])
+            images, masks = render(own.contiguous(), plan, values)
         return _to_unit(images, values), masks
 
     def spread(self, images: Tensor, batch: Batch) -> tuple[Tensor, ValueRange]:

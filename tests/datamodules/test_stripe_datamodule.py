@@ -461,3 +461,19 @@ def test_a_margin_shows_real_pixels(make: Make, cache: str, backend: str) -> Non
             windows = around.unfold(1, 32, 1).unfold(2, 32, 1)
             assert torch.isclose(windows, found["image"][row][:, None, None]).all((0, 3, 4)).any()
     assert plain.dataset("train").margin_px == datamodule.dataset("val").margin_px == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_finishing_leaves_the_pixels_of_the_loader_as_they_are(make: Make, tmp_path: Path, dtype: type) -> None:
+    """A batch is finished again after an error, and for pictures."""
+    root = tmp_path / "images"
+    root.mkdir()
+    for number in range(6):
+        values = np.random.default_rng(number).random((3, 60, 60)) * (1 if dtype is np.float32 else 255)
+        np.save(root / f"{number}.npy", values.astype(dtype))
+    datamodule = make(root, backend="device", augment=StripeAugment())
+    planned = datamodule.plan_batch(next(iter(datamodule.make_loader("train"))), "train")
+    before = planned["image"].clone()
+    first, second = (datamodule.finish_batch(planned, "train") for _ in range(2))
+    assert torch.equal(planned["image"], before)
+    assert all(torch.equal(first[key], second[key]) for key in first)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.commands.detection_pictures import Boxes, draw_surest, paint_boxes, read_objects
-from lit_data.commands.image_files import write_image
 from lit_data.datamodules import DetectionDataModule
 from lit_data.datasets import DetectionDataset
 from lit_data.errors import ConfigError
+from lit_data.io.image_files import write_image
 
 log = logging.getLogger(__name__)
 

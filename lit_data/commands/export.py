@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.commands.image_files import write_image
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
+from lit_data.io.image_files import write_image
 from lit_data.io.progress import track
 from lit_data.loading import MicroBatchLoader
 from lit_data.synthesis import FAMILIES

@@ -7,30 +7,28 @@ import numpy as np
 from torch import Tensor
 
 from lit_data.commands.figures import TRUE_COLOUR, circle_mask, open_figure, save_figure, show_images, show_mask
-from lit_data.commands.pictures import read_samples
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.types import Stage
+from lit_data.types import Batch, Stage
 
 _SIDE_PX = 64
 """Of the part of a patch that is shown of a family."""
 
 
-def draw_families(datamodule: BaseDataModule, path: Path, *, stage: Stage, count: int = 4, epoch: int = 0) -> int:
+def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 4) -> int:
     """Draw each family of defects in a row of its own: for each example the patch around it, and its mask.
 
     Over an example stands its severity: the mean change in standard deviations of the noise around it.
 
     Args:
         datamodule: A prepared and opened datamodule.
+        planned: A planned batch of it, as `draw_samples` returns.
         path: The PNG to write; without synthesis nothing is drawn.
         stage: Whose patches.
         count: Examples of each family.
-        epoch: The epoch they are drawn for.
 
     Returns:
         Families drawn.
     """
-    planned, _ = read_samples(datamodule, stage, epoch)
     batch = {key: value[:count] for key, value in planned.items() if isinstance(value, Tensor)}
     families = datamodule.inspect(stage).preview_families(batch)
     if not families:
@@ -49,23 +47,23 @@ def draw_families(datamodule: BaseDataModule, path: Path, *, stage: Stage, count
     return len(families)
 
 
-def draw_augmented(datamodule: BaseDataModule, path: Path, *, stage: Stage, count: int = 6, epoch: int = 0) -> int:
+def draw_augmented(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 6) -> int:
     """Draw samples before and after augmentation, with the masks that move along.
 
     Args:
         datamodule: A prepared and opened datamodule.
+        planned: A planned batch of it, as `draw_samples` returns.
         path: The PNG to write; where the stage has no augmentation nothing is drawn.
         stage: Whose samples.
         count: Rows of the picture.
-        epoch: The epoch they are drawn for.
 
     Returns:
         Samples drawn.
     """
-    planned, after = read_samples(datamodule, stage, epoch)
     before = datamodule.inspect(stage).draw(planned)
     if before is None:
         return 0
+    after = datamodule.finish_batch(planned, stage)
     rows = _choose_rows(before.get("mask"), len(after["image"]), count)
     figure, axes = open_figure(len(rows), ("before", "reference 1", "after", "reference 1", "mask after"))
     for cells, row in zip(axes, rows, strict=True):
@@ -75,7 +73,8 @@ def draw_augmented(datamodule: BaseDataModule, path: Path, *, stage: Stage, coun
                 circle_mask(cells[place], batch["mask"][row, 0], TRUE_COLOUR)
         if "mask" in after:
             show_mask(cells[4], after["mask"][row, 0])
-    save_figure(figure, path, f"{stage} samples before and after augmentation, epoch {epoch}", ("true defect",))
+    title = f"{stage} samples before and after augmentation, epoch {int(planned['epoch'][0])}"
+    save_figure(figure, path, title, ("true defect",))
     return len(rows)
 
 

@@ -38,10 +38,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             writer.writeheader()
             writer.writerows(rows)
         log.info("plan: %s", path)
-    options = {"stage": stage, "epoch": cfg.show.epoch}
-    families = draw_families(datamodule, folder / "families.png", count=cfg.show.examples, **options)
+    families = draw_families(datamodule, batch, folder / "families.png", stage=stage, count=cfg.show.examples)
     if is_detection(datamodule):
         draw_augmented_boxes(datamodule, batch, shown, folder / "augment.png", stage=stage)
     else:
-        draw_augmented(datamodule, folder / "augment.png", count=cfg.show.count, **options)
+        draw_augmented(datamodule, batch, folder / "augment.png", stage=stage, count=cfg.show.count)
     return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}

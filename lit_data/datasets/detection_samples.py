@@ -1,25 +1,21 @@
 """The default data of the detection experiment: a small set of images, made once where no ``data.root`` is given."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.detection_scene import CLASSES, render_scene
+from lit_data.datasets.sample_set import Recipe, check_integer, ensure_set, seal
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError, StoreError
-from lit_data.io.lock import build_lock
+from lit_data.errors import ConfigError
+from lit_data.io.image_files import write_png
 from lit_data.io.progress import track
-from lit_data.io.temp import sweep, temp_folder
 
 FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
-MARKER = "samples.json"
 SMALLEST_SIDE_PX = 64  # room for a few objects
-LOCK_WAIT_S = 600.0
 
 README = """Detection samples, made by lit_data (lit_data.datasets.detection_samples). Synthetic, CC0: free to use.
 
@@ -46,13 +42,13 @@ class DetectionSampleSpec:
     seed: int
 
     def __post_init__(self) -> None:
-        _check_integer("count", self.count, 3, 9999)
+        check_integer("count", self.count, 3, 9999)
         if isinstance(self.size_px, str) or not isinstance(self.size_px, Sequence) or len(self.size_px) != 2:
             raise ConfigError(f"size_px is {self.size_px!r}; allowed: (height, width)")
         object.__setattr__(self, "size_px", tuple(self.size_px))
         for side in self.size_px:
-            _check_integer("a side of size_px", side, SMALLEST_SIDE_PX, 2**13)
-        _check_integer("seed", self.seed, 0, 2**63 - 1)
+            check_integer("a side of size_px", side, SMALLEST_SIDE_PX, 2**13)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
 
     @property
     def folder_name(self) -> str:
@@ -104,47 +100,12 @@ def ensure_detection_samples(
     """
     spec = DetectionSampleSpec(count, size_px, seed)
     root = Path(folder) / spec.folder_name
-    if _is_complete(root, spec):
-        return root
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with build_lock(root.parent, wait_s=LOCK_WAIT_S, is_done=lambda: _is_complete(root, spec)):
-            if not _is_complete(root, spec):
-                sweep(root.parent)
-                _make_set(root, spec, progress)
-    except OSError as error:
-        raise StoreError(f"cannot make the detection samples in {folder} ({error}); name another folder") from error
-    return root
+    return ensure_set(root, _recipe(spec), lambda made: _write_set(made, spec, progress), what="detection")
 
 
-def _check_integer(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name} is {value!r}; allowed: an integer from {least} to {most}")
-
-
-def _is_complete(root: Path, spec: DetectionSampleSpec) -> bool:
-    try:
-        marker = json.loads((root / MARKER).read_text(encoding="utf-8"))
-        sizes = {name: (root / name).stat().st_size for name in marker["files_bytes"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return bool(marker == _marker(spec, sizes))
-
-
-def _marker(spec: DetectionSampleSpec, files_bytes: dict[str, int]) -> dict[str, Any]:
+def _recipe(spec: DetectionSampleSpec) -> Recipe:
     made_from = asdict(spec) | {"size_px": list(spec.size_px)}  # as JSON gives it back
-    return {"format": FORMAT_VERSION, "made_from": made_from, "files_bytes": files_bytes}
-
-
-def _make_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
-    with temp_folder(root.parent) as temp:
-        made = temp / "made"
-        _write_set(made, spec, progress)
-        if _is_complete(root, spec):  # published by another process, on a file system whose locks do nothing
-            return
-        if root.exists():
-            root.rename(temp / "incomplete")
-        made.rename(root)
+    return {"format": FORMAT_VERSION, "made_from": made_from}
 
 
 def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
@@ -157,19 +118,13 @@ def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
     folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
     (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))}
-    (root / MARKER).write_text(json.dumps(_marker(spec, sizes), indent=1), encoding="utf-8")
+    seal(root, _recipe(spec))
 
 
 def _write_sample(root: Path, spec: DetectionSampleSpec, number: int) -> None:
-    import cv2
-
     size_px, split, stem = spec.size_of(number), spec.split_of(number), f"detection_{number:04d}"
     scene = render_scene(spec.seed, number, size_px, empty=spec.is_empty(number))
-    pixels = np.moveaxis(scene.image, 0, -1)[..., ::-1]
-    # Encoded in memory, because imwrite turns a full disk into a return value without a reason.
-    encoded = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
-    (root / "images" / split / f"{stem}.png").write_bytes(encoded)
+    write_png(root / "images" / split / f"{stem}.png", np.moveaxis(scene.image, 0, -1))
     lines = "".join(_format_box(box, size_px) for box in scene.boxes)
     (root / "labels" / split / f"{stem}.txt").write_text(lines, encoding="utf-8")
 

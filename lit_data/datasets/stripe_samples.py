@@ -1,25 +1,23 @@
 """The default data of the stripe experiment: a small set of images, made once where no ``data.root`` is given."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.datasets.sample_set import Recipe, check_integer, ensure_set, seal
 from lit_data.datasets.stripe_scene import render_sample
-from lit_data.errors import ConfigError, StoreError
-from lit_data.io.lock import build_lock
+from lit_data.errors import ConfigError
+from lit_data.io.image_files import write_png
 from lit_data.io.progress import track
-from lit_data.io.temp import sweep, temp_folder
 
 SampleDtype = Literal["uint8", "float32"]
 
 FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
-MARKER = "samples.json"
 SMALLEST_SIDE_PX = 112  # room for three true defects
-LOCK_WAIT_S = 600.0
 
 README = """Stripe samples, made by lit_data (lit_data.datasets.stripe_samples). Synthetic, CC0: use them for anything.
 
@@ -49,10 +47,10 @@ class StripeSampleSpec:
     seed: int
 
     def __post_init__(self) -> None:
-        _check_integer("count", self.count, 3, 9999)
-        _check_integer("height_px", self.height_px, SMALLEST_SIDE_PX, 2**15)
-        _check_integer("width_px", self.width_px, SMALLEST_SIDE_PX, 2**15)
-        _check_integer("seed", self.seed, 0, 2**63 - 1)
+        check_integer("count", self.count, 3, 9999)
+        check_integer("height_px", self.height_px, SMALLEST_SIDE_PX, 2**15)
+        check_integer("width_px", self.width_px, SMALLEST_SIDE_PX, 2**15)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
         if self.dtype not in get_args(SampleDtype):
             raise ConfigError(f"dtype is {self.dtype!r}; allowed: {', '.join(get_args(SampleDtype))}")
 
@@ -107,47 +105,11 @@ def ensure_stripe_samples(
     """
     spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
     root = Path(folder) / spec.folder_name
-    if _is_complete(root, spec):
-        return root
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with build_lock(root.parent, wait_s=LOCK_WAIT_S, is_done=lambda: _is_complete(root, spec)):
-            if not _is_complete(root, spec):
-                sweep(root.parent)
-                _make_set(root, spec, progress)
-    except OSError as error:
-        raise StoreError(f"cannot make the stripe samples in {folder} ({error}); name another folder") from error
-    return root
+    return ensure_set(root, _recipe(spec), lambda made: _write_set(made, spec, progress), what="stripe")
 
 
-def _check_integer(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name} is {value!r}; allowed: an integer from {least} to {most}")
-
-
-def _is_complete(root: Path, spec: StripeSampleSpec) -> bool:
-    try:
-        marker = json.loads((root / MARKER).read_text(encoding="utf-8"))
-        sizes = {name: (root / name).stat().st_size for name in marker["files_bytes"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return bool(marker == _marker(spec, sizes))
-
-
-def _marker(spec: StripeSampleSpec, files_bytes: dict[str, int]) -> dict[str, Any]:
-    made_from = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
-    return {"format": FORMAT_VERSION, "made_from": made_from, "files_bytes": files_bytes}
-
-
-def _make_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
-    with temp_folder(root.parent) as temp:
-        made = temp / "made"
-        _write_set(made, spec, progress)
-        if _is_complete(root, spec):  # published by another process, on a file system whose locks do nothing
-            return
-        if root.exists():
-            root.rename(temp / "incomplete")
-        made.rename(root)
+def _recipe(spec: StripeSampleSpec) -> Recipe:
+    return {"format": FORMAT_VERSION, "made_from": asdict(spec)}
 
 
 def _write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
@@ -157,8 +119,7 @@ def _write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
     defects = [row for number in numbers for row in _write_sample(root, spec, number)]
     (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))}
-    (root / MARKER).write_text(json.dumps(_marker(spec, sizes), indent=1), encoding="utf-8")
+    seal(root, _recipe(spec))
 
 
 def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[str, Any]]:
@@ -170,17 +131,10 @@ def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[
         _write_tiff(root / split / name, pixels)
     else:
         name = f"{stem}.png"
-        _write_png(root / split / name, np.rint(pixels * 255).astype(np.uint8)[..., ::-1])
+        write_png(root / split / name, np.rint(pixels * 255).astype(np.uint8))
     if split == "test":
-        _write_png(root / "test_masks" / f"{stem}.png", sample.mask.astype(np.uint8) * 255)
+        write_png(root / "test_masks" / f"{stem}.png", sample.mask.astype(np.uint8)[..., None] * 255)
     return [{"image": f"{split}/{name}", **row} for row in sample.defects]
-
-
-def _write_png(path: Path, pixels: NDArray[np.uint8]) -> None:
-    import cv2
-
-    # Encoded in memory, because imwrite turns a full disk into a return value without a reason.
-    path.write_bytes(cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes())
 
 
 def _write_tiff(path: Path, pixels: NDArray[np.float32]) -> None:

@@ -20,6 +20,20 @@ def band(distance_px: "Tensor", half_width_px: "Tensor") -> "Tensor":
     return (half_width_px + 0.5 - distance_px.abs()).clamp_(0, 1)
 
 
+def stretch(windows: "Windows", p: "Parameters") -> "Tensor":
+    """A rectangle along the stripes.
+
+    Args:
+        windows: The windows of n defects.
+        p: ``length_px`` along the stripes, and ``width_px`` across them.
+
+    Returns:
+        [n, h, w] in 0..1.
+    """
+    along, across = windows.along_stripes()
+    return band(along, p["length_px"] / 2) * band(across, p["width_px"] / 2)
+
+
 def blob(windows: "Windows", p: "Parameters", soft: float) -> "Tensor":
     """An ellipse with a wavy edge.
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from lit_data.datasets import stripe_samples
+from lit_data.datasets import sample_set, stripe_samples
 from lit_data.datasets.stripe_defects import LEAST_CHANGE
 from lit_data.datasets.stripe_samples import ensure_stripe_samples
 from lit_data.datasets.stripe_scene import render_sample
@@ -140,7 +140,7 @@ def test_defects_json_names_every_defect_of_the_test_images(tmp_path: Path) -> N
 def test_second_call_changes_no_file_and_needs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = ensure_stripe_samples(tmp_path, **SMALL)
     before = stamps(root)
-    monkeypatch.setattr(stripe_samples, "build_lock", None)
+    monkeypatch.setattr(sample_set, "build_lock", None)
     assert ensure_stripe_samples(tmp_path, **SMALL) == root
     assert stamps(root) == before
 

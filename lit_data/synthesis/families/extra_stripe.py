@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
-from lit_data.synthesis.outlines import band
+from lit_data.synthesis.outlines import stretch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,5 +45,4 @@ class ExtraStripe(Family):
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
-        along, across = windows.along_stripes()
-        return band(along, parameters["length_px"] / 2) * band(across, parameters["width_px"] / 2)
+        return stretch(windows, parameters)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
-from lit_data.synthesis.outlines import band
+from lit_data.synthesis.outlines import stretch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +60,7 @@ class StripeBreak(Family):
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
-        along, across = windows.along_stripes()
-        return band(along, parameters["length_px"] / 2) * band(across, parameters["width_px"] / 2)
+        return stretch(windows, parameters)
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":

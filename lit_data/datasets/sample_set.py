@@ -1,0 +1,82 @@
+"""Sets that are made once, in a folder of their own: whole or not at all, whoever makes them at the same time."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lit_data.errors import ConfigError, StoreError
+from lit_data.io.lock import build_lock
+from lit_data.io.temp import sweep, temp_folder
+
+MARKER: Final = "samples.json"
+LOCK_WAIT_S: Final = 600.0
+
+Recipe = Mapping[str, Any]
+"""What a set is made from, as JSON gives it back; equal recipes give equal sets."""
+
+
+def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, what: str) -> Path:
+    """Make a set once and say where it is.
+
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
+    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+
+    Args:
+        root: The set's own folder.
+        recipe: What it is made from.
+        write: Writes it into a folder that is not there yet, and calls `seal` at its end.
+        what: Of which samples, for messages.
+
+    Raises:
+        StoreError: The folder cannot be written.
+        StoreBusyError: Another process has been making the same set for ten minutes.
+    """
+    if is_complete(root, recipe):
+        return root
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with build_lock(root.parent, wait_s=LOCK_WAIT_S, is_done=lambda: is_complete(root, recipe)):
+            if not is_complete(root, recipe):
+                sweep(root.parent)
+                _publish(root, recipe, write)
+    except OSError as error:
+        raise StoreError(f"cannot make the {what} samples in {root.parent} ({error}); name another folder") from error
+    return root
+
+
+def is_complete(root: Path, recipe: Recipe) -> bool:
+    """Whether a set was sealed for this recipe, and its files have the sizes they had then."""
+    try:
+        marker = json.loads((root / MARKER).read_text(encoding="utf-8"))
+        sizes = {name: (root / name).stat().st_size for name in marker["files_bytes"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(marker == {**recipe, "files_bytes": sizes})
+
+
+def seal(root: Path, recipe: Recipe) -> None:
+    """Write the marker of a set whose files are all there."""
+    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))}
+    (root / MARKER).write_text(json.dumps({**recipe, "files_bytes": sizes}, indent=1), encoding="utf-8")
+
+
+def check_integer(name: str, value: object, least: int, most: int) -> None:
+    """Refuse what is no whole number between two bounds.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} is {value!r}; allowed: an integer from {least} to {most}")
+
+
+def _publish(root: Path, recipe: Recipe, write: Callable[[Path], None]) -> None:
+    with temp_folder(root.parent) as temp:
+        made = temp / "made"
+        write(made)
+        if is_complete(root, recipe):  # published by another process, on a file system whose locks do nothing
+            return
+        if root.exists():
+            root.rename(temp / "incomplete")
+        made.rename(root)

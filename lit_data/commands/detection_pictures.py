@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeGuard, cast
+from typing import Any, Final, NamedTuple, cast
 
 import lightning as L
 import matplotlib
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lit_data.commands.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.datamodules import DetectionDataModule
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.types import Array, Batch, Stage
 
 _COLUMNS: Final = 3
@@ -36,11 +35,6 @@ class Boxes(NamedTuple):
     corners: Tensor
     classes: Tensor
     scores: Tensor
-
-
-def is_detection(datamodule: BaseDataModule) -> TypeGuard[DetectionDataModule]:
-    """Whether batches hold boxes; the one place where commands ask."""
-    return isinstance(datamodule, DetectionDataModule)
 
 
 def draw_box_samples(datamodule: DetectionDataModule, batch: Batch, path: Path, title: str, *, count: int) -> list[int]:

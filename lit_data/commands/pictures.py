@@ -1,30 +1,14 @@
-"""The pictures that fit and show write: easy to read at a glance, defects circled."""
+"""The pictures that fit and show write of any datamodule."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import lightning as L
 import numpy as np
-import torch
-from torch import Tensor
 
-from lit_data.commands.detection_pictures import draw_box_samples, draw_found_boxes, is_detection
-from lit_data.commands.figures import (
-    CELL_INCHES,
-    DISTRACTOR_COLOUR,
-    TRUE_COLOUR,
-    circle,
-    circle_mask,
-    new_axes,
-    open_figure,
-    save_figure,
-    show_images,
-    show_mask,
-)
+from lit_data.commands.views import open_view
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.inference import Defect
-from lit_data.types import Array, Batch, Stage
+from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
 
@@ -34,128 +18,43 @@ _CANDIDATES = 64
 def draw_samples(
     datamodule: BaseDataModule, path: Path, *, stage: Stage, count: int = 6, epoch: int = 0
 ) -> tuple[Batch, list[int]]:
-    """Draw samples as the model sees them: target, references and mask, true defects and distractors circled.
-
-    Of the patches of the split, those with true defects come first, then those with distractors. Images with boxes are
-    drawn by `draw_box_samples`.
+    """Draw samples as the model sees them, those that hold the most first.
 
     Args:
         datamodule: A prepared and opened datamodule.
         path: The PNG to write.
         stage: Whose samples.
-        count: Rows of the picture.
+        count: Samples in the picture.
         epoch: The epoch they are drawn for.
 
     Returns:
         A planned batch on the host, and which of its samples are shown.
     """
-    planned, batch = read_samples(datamodule, stage, epoch)
+    planned, batch = _read_samples(datamodule, stage, epoch)
     title = f"{stage} samples, epoch {epoch}"
-    if is_detection(datamodule):
-        return planned, draw_box_samples(datamodule, batch, path, title, count=count)
-    marks = _mark_distractors(datamodule, planned, stage)
-    masks = batch.get("mask", torch.zeros_like(batch["image"][:, :1]))
-    interest = 2.0 * masks.flatten(1).amax(1) + (0 if marks is None else marks.flatten(1).amax(1).float())
-    rows = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
-    figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
-    for cells, row in zip(axes, rows, strict=True):
-        show_images(cells[:3], batch["image"][row])
-        show_mask(cells[3], masks[row, 0])
-        circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
-        for channel, cell in enumerate(cells[:3]):
-            if marks is not None:
-                circle_mask(cell, marks[row, channel], DISTRACTOR_COLOUR)
-        top, left = batch["position"][row].tolist()
-        cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
-    save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
-    return planned, rows
+    return planned, open_view(datamodule).draw_samples(planned, batch, path, title, stage=stage, count=count)
 
 
 def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8) -> None:
-    """Draw samples of the test split (of the validation split if that is empty) beside what the model finds.
+    """Draw samples of the test split (of the validation split if that is empty) beside what the model makes of them.
 
     Args:
         datamodule: A prepared and opened datamodule.
-        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W], or for images with boxes
-            a list of objects as that of `DetectionModule`; for others nothing is drawn.
+        model: A module whose `predict_step` returns what the view of the datamodule can draw; otherwise nothing is.
         path: The PNG to write.
         count: Samples in the picture.
     """
     stage: Stage = "test" if len(datamodule.dataset("test")) else "val"
-    _, batch = read_samples(datamodule, stage, 0)
-    if is_detection(datamodule):
-        drawn = draw_found_boxes(datamodule, model, batch, path, f"predictions on {stage} images", count=count)
-    else:
-        drawn = _draw_patch_predictions(model, batch, path, f"predictions on {stage} patches", count=count)
-    if not drawn:
-        log.info("no predictions.png: predict_step of %s returns no `probability` and no objects", type(model).__name__)
+    _, batch = _read_samples(datamodule, stage, 0)
+    view = open_view(datamodule)
+    if not view.draw_predictions(model, batch, path, f"predictions on {stage} samples", count=count):
+        log.info("no predictions.png: predict_step of %s returns no %s", type(model).__name__, view.predicts)
 
 
-def _draw_patch_predictions(model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
-    masks = batch["mask"]
-    rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[: count - 1].tolist()
-    rows += torch.argsort(masks.flatten(1).sum(1), stable=True)[:1].tolist()
-    shown = {key: value[rows] for key, value in batch.items()}
-    probability = predict_probability(model, shown)
-    if probability is None:
-        return False
-    figure, axes = open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
-    for cells, image, mask, found in zip(axes, shown["image"], shown["mask"], probability, strict=True):
-        show_images(cells[:2], image)
-        difference = (image[0] - image[1:].mean(0)).abs()
-        cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
-        show_mask(cells[3], mask[0])
-        cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
-        for cell in (cells[0], cells[2], cells[4]):
-            circle_mask(cell, mask[0], TRUE_COLOUR)
-    save_figure(figure, path, title, ("true defect",))
-    return True
-
-
-def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:
-    """Draw whole images side by side, each above its probability map, with the defects found circled.
-
-    Args:
-        images: For each image its name, [H, W] pixels, [H, W] probability in 0..1, and its defects.
-        path: The PNG to write.
-    """
-    height, width = images[0][1].shape
-    rows = min(CELL_INCHES * height / width, 9.0)
-    figure, axes = new_axes(2, len(images), 2 * rows + 0.9)
-    for (name, pixels, probability, defects), cells in zip(images, axes.T, strict=True):
-        low, high = np.percentile(pixels, (0.5, 99.5))
-        cells[0].imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-3))
-        cells[0].set_title(f"{name[-24:]}\n{len(defects)} defects", fontsize=8)
-        cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
-        for cell in cells:
-            circle(cell, defects, probability.shape, TRUE_COLOUR)
-    save_figure(figure, path, "images with the surest defects, and their probability", ("found",))
-
-
-@torch.no_grad()
-def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None:
-    """What a module predicts for a batch: [B, 1, H, W] in 0..1 on the host, or none if it gives no probability."""
-    training, device = model.training, model.device
-    model.eval()
-    result = model.predict_step({key: value.to(device) for key, value in batch.items()}, 0)
-    model.train(training)
-    return result["probability"].float().cpu() if isinstance(result, dict) and "probability" in result else None
-
-
-def read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple[Batch, Batch]:
+def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple[Batch, Batch]:
     """Up to 64 samples, spread over the split: planned, and finished."""
     loader = datamodule.make_loader(stage)
     length = loader.order.length
     positions = np.unique(np.linspace(0, length - 1, min(length, _CANDIDATES)).astype(np.int64))
     planned = datamodule.plan_batch(loader.read(positions, epoch), stage)
     return planned, datamodule.finish_batch(planned, stage)
-
-
-def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:
-    """[B, C, H, W] bool: in each image what looks like a defect and is none; none if nothing is drawn."""
-    found = datamodule.inspect(stage).annotate(planned)
-    if found is None:
-        return None
-    plan, annotations = found
-    is_distractor = torch.cat((torch.zeros(1, dtype=torch.bool), ~plan.is_true))
-    return is_distractor[annotations.labels.long()]

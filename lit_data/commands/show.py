@@ -7,10 +7,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lit_data.commands.detection_pictures import draw_augmented_boxes, is_detection
 from lit_data.commands.pictures import draw_samples
-from lit_data.commands.previews import draw_augmented, draw_families
+from lit_data.commands.previews import draw_families
 from lit_data.commands.session import build_datamodule
+from lit_data.commands.views import open_view
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,5 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             writer.writerows(rows)
         log.info("plan: %s", path)
     families = draw_families(datamodule, batch, folder / "families.png", stage=stage, count=cfg.show.examples)
-    if is_detection(datamodule):
-        draw_augmented_boxes(datamodule, batch, shown, folder / "augment.png", stage=stage)
-    else:
-        draw_augmented(datamodule, batch, folder / "augment.png", stage=stage, count=cfg.show.count)
+    open_view(datamodule).draw_augmented(batch, shown, folder / "augment.png", stage=stage)
     return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}

@@ -1,6 +1,7 @@
 """`SampleDigest`: proof that two runs trained on the same samples."""
 
 import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import lightning as L
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.types import batch_tensors
+from lit_data.types import COUNT_SUFFIX, batch_tensors, count_samples
 
 _MODULUS: Final = 2**256
 
@@ -19,6 +20,10 @@ class SampleDigest(L.Callback):
     Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not depend on the batch
     size, on the order or on the number of ranks, only on which samples were trained and on every byte of them. Hashing
     reads each sample back to the host (about 1 ms per MB), hence the bound.
+
+    Boxes, voxels and the like lie flat in a dict, with the number of each sample's under ``NAME_count``: they are
+    hashed with their sample, without the row in the batch that their first column may hold. In a batch that is no dict,
+    tensors of another length than the batch cannot be told apart and are left out.
 
     Args:
         max_samples: Stop after this many samples, those of all ranks together; none hashes all.
@@ -35,9 +40,9 @@ class SampleDigest(L.Callback):
     ) -> None:
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
-        tensors = [tensor.detach().cpu().contiguous() for tensor in batch_tensors(batch)]
-        count = len(tensors[0])
-        digest = sum(_hash_sample(tensors, sample) for sample in range(count))
+        count = count_samples(batch)
+        fields = list(_split_fields(batch, count))
+        digest = sum(_hash_sample([samples[sample] for samples in fields]) for sample in range(count))
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count
@@ -64,8 +69,28 @@ def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:
     return count, sum(piece << 32 * place for place, piece in enumerate(pieces))
 
 
-def _hash_sample(tensors: list[Tensor], sample: int) -> int:
+def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any nesting of tensors
+    """For each tensor of a batch its part in each sample, on the host."""
+    named = batch if isinstance(batch, Mapping) else {}
+    counts = {key: named[f"{key}{COUNT_SUFFIX}"].tolist() for key in named if f"{key}{COUNT_SUFFIX}" in named}
+    by_length = {sum(found): found for found in counts.values()}
+    for key in sorted(named) or [None]:
+        for tensor in batch_tensors(batch if key is None else named[key]):
+            here = tensor.detach().cpu().contiguous()
+            own = counts.get(key, None if len(here) == count else by_length.get(len(here)))
+            if own is not None:
+                yield [_leave_out_row(part, row) for row, part in enumerate(torch.split(here, own))]
+            elif len(here) == count:
+                yield here.unbind()
+
+
+def _leave_out_row(items: Tensor, row: int) -> Tensor:
+    has_row = items.ndim > 1 and len(items) > 0 and bool((items[:, 0] == row).all())
+    return items[:, 1:].contiguous() if has_row else items
+
+
+def _hash_sample(parts: Sequence[Tensor]) -> int:
     digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor[sample].reshape(-1).view(torch.uint8).numpy().data)
+    for part in parts:
+        digest.update(part.reshape(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest(), "big")

@@ -49,6 +49,29 @@ def test_bfloat16_batches_are_hashed() -> None:
     assert _feed([_samples().bfloat16()]).summary()["train/samples_hashed"] == 12
 
 
+def test_boxes_and_voxels_are_hashed_with_their_sample_whatever_its_row() -> None:
+    images, counts = _samples(), torch.tensor([2, 0, 3, 1] * 3)
+    boxes = torch.rand(int(counts.sum()), 5, generator=torch.Generator().manual_seed(1))
+    values = boxes[:, :1].clone()
+
+    def cut(start: int, stop: int) -> dict[str, torch.Tensor]:
+        mine = slice(int(counts[:start].sum()), int(counts[:stop].sum()))
+        rows = torch.arange(stop - start).repeat_interleave(counts[start:stop])[:, None]
+        flat = torch.cat((rows, boxes[mine]), dim=1)
+        return {
+            "image": images[start:stop], "boxes": flat, "boxes_count": counts[start:stop], "value": values[mine]
+        }  # fmt: skip
+
+    whole = _feed([cut(0, 12)]).summary()
+    assert _feed([cut(8, 12), cut(0, 3), cut(3, 8)]).summary() == whole
+    for changed in (boxes, values):
+        changed[7, -1] += 1e-6
+        assert _feed([cut(0, 12)]).summary() != whole
+        changed[7, -1] -= 1e-6
+    flat = cut(0, 12)
+    assert _feed([(flat["image"], flat["boxes"])]).summary() == _feed([images]).summary()
+
+
 def test_hashing_stops_at_its_bound() -> None:
     batches = list(_samples().split(4))
     bounded = _feed(batches, max_samples=8)

@@ -4,5 +4,6 @@ from lit_data.modules.compare_net import CompareNet
 from lit_data.modules.detection import DetectionModule
 from lit_data.modules.detector_net import DetectorNet
 from lit_data.modules.segmentation import SegmentationModule
+from lit_data.modules.unet import UNet
 
-__all__ = ["CompareNet", "DetectionModule", "DetectorNet", "SegmentationModule"]
+__all__ = ["CompareNet", "DetectionModule", "DetectorNet", "SegmentationModule", "UNet"]

@@ -1,4 +1,4 @@
-"""A loss for masks in which nearly all pixels are background."""
+"""Losses of masks: for those in which nearly all pixels are background, and for others."""
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,36 @@ def rare_pixel_loss(logits: Tensor, masks: Tensor, *, dice_weight: float = 1.0) 
         A scalar.
     """
     masks = masks.float().flatten(1)
+    entropy, dice = _compare(logits, masks)
+    return (entropy.sum(1) / _DEFECT_PX + dice_weight * dice).mean()
+
+
+def mean_pixel_loss(logits: Tensor, masks: Tensor, *, dice_weight: float = 1.0) -> Tensor:
+    """Mean cross entropy of the pixels plus soft Dice, in float32 whatever the precision of the run.
+
+    As `rare_pixel_loss`, but with the mean over the pixels in place of the sum over 10: for masks that fill a part of
+    the image that can be seen from afar.
+
+    Args:
+        logits: [B, 1, H, W].
+        masks: [B, 1, H, W] in 0..1.
+        dice_weight: Weight of the Dice term.
+
+    Returns:
+        A scalar.
+    """
+    masks = masks.float().flatten(1)
+    entropy, dice = _compare(logits, masks)
+    return (entropy.mean(1) + dice_weight * dice).mean()
+
+
+def _compare(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy of each pixel [B, H * W] and soft Dice [B], where masks are [B, H * W]."""
     logits = _settle(logits.float().flatten(1), masks)
-    entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="none").sum(1) / _DEFECT_PX
+    entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="none")
     probability = logits.sigmoid()
     overlap = 2 * (probability * masks).sum(1)
-    dice = 1 - (overlap + _SMOOTH_PX) / (probability.sum(1) + masks.sum(1) + _SMOOTH_PX)
-    return (entropy + dice_weight * dice).mean()
+    return entropy, 1 - (overlap + _SMOOTH_PX) / (probability.sum(1) + masks.sum(1) + _SMOOTH_PX)
 
 
 def _settle(logits: Tensor, masks: Tensor) -> Tensor:

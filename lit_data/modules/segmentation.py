@@ -1,7 +1,8 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, Final, Literal, cast
 
 import lightning as L
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lit_data.errors import ConfigError
 from lit_data.modules.compare_net import CompareNet
-from lit_data.modules.losses import rare_pixel_loss
+from lit_data.modules.losses import mean_pixel_loss, rare_pixel_loss
 from lit_data.modules.metrics import DefectRecall, PixelScores
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
 from lit_data.types import Batch
+
+_LOSSES: Final = {"rare": rare_pixel_loss, "mean": mean_pixel_loss}
 
 
 class SegmentationModule(L.LightningModule):
@@ -26,7 +30,8 @@ class SegmentationModule(L.LightningModule):
     - ``average_precision``: of pixels;
     - ``dice``: of pixels, at probability 0.5;
     - ``defect_recall``: share of defects found at 0.1 false alarms per patch;
-    - each with ``_baseline`` behind it: the same for the score |target - mean(ref)|, its Dice at the best threshold.
+    - with `baseline` each with ``_baseline`` behind it: the same for the score |target - mean(ref)|, its Dice at the
+      best threshold.
 
     `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is given again:
     ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
@@ -35,11 +40,13 @@ class SegmentationModule(L.LightningModule):
         net: From [B, 3, H, W] images to [B, 1, H, W] logits; `CompareNet` by default.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
+        loss: `rare` for defects of a few pixels, see `rare_pixel_loss`; `mean` for masks that fill more.
         dice_weight: Weight of the Dice term of the loss.
-        false_alarms_per_patch: Rate at which ``defect_recall`` is taken.
+        false_alarms_per_patch: Rate at which ``defect_recall`` is taken; none leaves it out.
+        baseline: Channel 0 is a target and the others are its references: score their difference too.
 
     Raises:
-        ConfigError: The schedule is unknown.
+        ConfigError: The schedule or the loss is unknown.
     """
 
     def __init__(
@@ -48,17 +55,22 @@ class SegmentationModule(L.LightningModule):
         *,
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule = "one_cycle",
+        loss: Literal["rare", "mean"] = "rare",
         dice_weight: float = 1.0,
-        false_alarms_per_patch: float = 0.1,
+        false_alarms_per_patch: float | None = 0.1,
+        baseline: bool = True,
     ) -> None:
         super().__init__()
         check_schedule(schedule)
+        if loss not in _LOSSES:
+            raise ConfigError(f"loss={loss!r} is unknown: choose one of {', '.join(_LOSSES)}")
         self.net = net or CompareNet()
         self.optimizer_factory = optimizer or _make_adamw
-        self.schedule, self.dice_weight = schedule, dice_weight
-        self.scores = nn.ModuleDict(_make_scores(false_alarms_per_patch))
+        self.schedule, self.loss, self.dice_weight = schedule, _LOSSES[loss], dice_weight
+        self.suffixes = ("", "_baseline") if baseline else ("",)
+        self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch))
         # Plain values only, so that checkpoints load with weights_only=True.
-        self.save_hyperparameters("schedule", "dice_weight", "false_alarms_per_patch")
+        self.save_hyperparameters("schedule", "loss", "dice_weight", "false_alarms_per_patch", "baseline")
         self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
 
     @override
@@ -69,7 +81,7 @@ class SegmentationModule(L.LightningModule):
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = rare_pixel_loss(self(batch["image"]), batch["mask"], dice_weight=self.dice_weight)
+        loss = self.loss(self(batch["image"]), batch["mask"], dice_weight=self.dice_weight)
         # Not in the progress bar, which would wait for the device after each step.
         self.log("train/loss", loss, batch_size=len(batch["image"]))
         return loss
@@ -106,24 +118,29 @@ class SegmentationModule(L.LightningModule):
 
     def _score(self, batch: Batch, stage: str) -> None:
         images, masks = batch["image"], batch["mask"]
-        logits, difference = self(images).float(), plain_difference(images)
-        self._metric(f"{stage}_pixels").update(logits.sigmoid(), masks)
+        logits = self(images).float()
         # Probabilities close to 1 are equal in float32, logits are not.
-        self._metric(f"{stage}_defects").update(logits, masks)
-        self._metric(f"{stage}_pixels_baseline").update(difference, masks)
-        self._metric(f"{stage}_defects_baseline").update(difference, masks)
+        self._update(stage, logits.sigmoid(), logits, masks)
+        if "_baseline" in self.suffixes:
+            difference = plain_difference(images)
+            self._update(f"{stage}_baseline", difference, difference, masks)
+
+    def _update(self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor) -> None:
+        metrics = cast(nn.ModuleDict, self.scores[name])
+        cast(PixelScores, metrics["pixels"]).update(scores, masks)
+        if "defects" in metrics:
+            cast(DefectRecall, metrics["defects"]).update(ranks, masks)
 
     def _log_scores(self, stage: str) -> None:
-        for suffix in ("", "_baseline"):
-            pixels, defects = self._metric(f"{stage}_pixels{suffix}"), self._metric(f"{stage}_defects{suffix}")
-            found = {**pixels.compute(), "defect_recall": defects.compute()}
+        for suffix in self.suffixes:
+            metrics = cast(nn.ModuleDict, self.scores[stage + suffix])
+            found = dict(cast(PixelScores, metrics["pixels"]).compute())
+            if "defects" in metrics:
+                found["defect_recall"] = cast(DefectRecall, metrics["defects"]).compute()
             named = {f"{stage}/{name}{suffix}": value for name, value in found.items()}
             self.log_dict(named, prog_bar=not suffix, batch_size=1, sync_dist=True)  # the same on all ranks
-            pixels.reset()
-            defects.reset()
-
-    def _metric(self, name: str) -> Metric:
-        return cast(Metric, self.scores[name])
+            for metric in metrics.values():
+                cast(Metric, metric).reset()
 
 
 def plain_difference(images: Tensor) -> Tensor:
@@ -138,12 +155,13 @@ def plain_difference(images: Tensor) -> Tensor:
     return (images[:, :1] - images[:, 1:].mean(1, keepdim=True)).abs().float()
 
 
-def _make_scores(false_alarms_per_patch: float) -> dict[str, Metric]:
-    scores: dict[str, Metric] = {}
-    for stage in ("val", "test"):
-        for suffix, threshold in (("", 0.5), ("_baseline", None)):
-            scores[f"{stage}_pixels{suffix}"] = PixelScores(threshold=threshold)
-            scores[f"{stage}_defects{suffix}"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
+def _make_scores(suffixes: Sequence[str], false_alarms_per_patch: float | None) -> dict[str, nn.ModuleDict]:
+    scores: dict[str, nn.ModuleDict] = {}
+    for stage, suffix in product(("val", "test"), suffixes):
+        metrics: dict[str, Metric] = {"pixels": PixelScores(threshold=None if suffix else 0.5)}
+        if false_alarms_per_patch is not None:
+            metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
+        scores[stage + suffix] = nn.ModuleDict(metrics)
     return scores
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_data.modules.losses import rare_pixel_loss
+from lit_data.modules.losses import mean_pixel_loss, rare_pixel_loss
 
 
 def _batch(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,6 +20,7 @@ def test_it_is_its_formula() -> None:
     dice = 1 - (2 * p[0, 0] + 2) / (p[0].sum() + 1 + 2), 1 - 2 / (p[1].sum() + 2)
     torch.testing.assert_close(rare_pixel_loss(logits, masks), entropy + (dice[0] + dice[1]) / 2)
     torch.testing.assert_close(rare_pixel_loss(logits, masks, dice_weight=0.0), entropy)
+    torch.testing.assert_close(mean_pixel_loss(logits, masks), entropy * 10 / 3 + (dice[0] + dice[1]) / 2)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (1, 5), (2, 2, 2)])

@@ -71,6 +71,15 @@ def test_masks_may_all_be_empty(tmp_path: Path) -> None:
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
 
 
+def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
+    loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
+    trainer = _trainer(tmp_path, enable_checkpointing=False)
+    trainer.fit(SegmentationModule(loss="mean", false_alarms_per_patch=None, baseline=False), loader, loader)
+    assert set(trainer.callback_metrics) == {"train/loss", "val/average_precision", "val/dice"}
+    with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
+        SegmentationModule(loss="median")  # type: ignore[arg-type]
+
+
 def test_predictions_carry_their_place(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
     predicted: Any = _trainer(tmp_path).predict(SegmentationModule(), loader)
@@ -92,7 +101,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
     checkpoint = torch.load(path, weights_only=True)
-    plain = {"schedule": "cosine", "dice_weight": 0.5, "false_alarms_per_patch": 0.2}
+    plain = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5, "false_alarms_per_patch": 0.2, "baseline": True}
     assert checkpoint["hyper_parameters"] == {**plain, "num_parameters": 5393}
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))

@@ -13,7 +13,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py")) + sorted((PACKAGE / "callbacks"
 FILES = sorted(set(FILES))
 
 LAYERS = {
-    "errors": 0, "types": 0, "rng": 0, "grid": 0, "mosaic": 0,
+    "errors": 0, "types": 0, "rng": 0, "grid": 0, "mosaic": 0, "out_of_memory": 0,
     "io": 1,
     "synthesis": 2,
     "datasets": 3, "loading": 3, "augment": 3, "inference": 3,
@@ -22,7 +22,7 @@ LAYERS = {
 }  # fmt: skip
 OUTSIDE = [
     {"numpy"},
-    {"cv2", "tifffile", "PIL", "imagecodecs", "psutil", "rich", "yaml"},
+    {"cv2", "tifffile", "PIL", "imagecodecs", "nibabel", "pydicom", "scipy", "psutil", "rich", "yaml"},
     {"torch"},
     {"kornia"},
     {"lightning", "torchmetrics", "packaging"},
@@ -36,7 +36,7 @@ ONLY_HERE = {
     "omegaconf": ["commands"],
     "matplotlib": ["commands", "callbacks"],  # their timelines are drawn in plain scripts too
 }
-INSIDE_FUNCTIONS_ONLY = {"cv2", "tifffile", "PIL", "imagecodecs"}
+INSIDE_FUNCTIONS_ONLY = {"cv2", "tifffile", "PIL", "imagecodecs", "nibabel", "pydicom", "scipy"}
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 
 

@@ -21,8 +21,8 @@ from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import TransferSnapshot
 from lit_data.callbacks.device_memory import MemoryGauge
 from lit_data.callbacks.events import Event, announce
-from lit_data.callbacks.out_of_memory import is_out_of_memory
 from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.out_of_memory import is_out_of_memory
 from lit_data.types import count_samples
 
 log = logging.getLogger(__name__)

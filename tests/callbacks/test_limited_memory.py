@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.callbacks.out_of_memory import is_out_of_memory
+from lit_data.out_of_memory import is_out_of_memory
 from tests.limited_memory import POINTS, FaultPlan, Point, SimulatedDevice, install
 from tests.stock_modules import QUIET, STOCK
 

@@ -3,10 +3,6 @@
 import re
 from typing import Final
 
-import torch
-
-_CLASSES: Final = (torch.OutOfMemoryError, MemoryError)
-
 _TEXTS: Final = re.compile(
     "|".join(
         (
@@ -32,10 +28,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     By class where there is one, else by the text of a RuntimeError; an illegal access, a failed assertion on the device
     or anything else is none.
     """
+    import torch
+
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, _CLASSES) or (isinstance(error, RuntimeError) and _TEXTS.search(str(error))):
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        if isinstance(error, RuntimeError) and _TEXTS.search(str(error)):
             return True
         error = error.__cause__
     return False

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.callbacks.out_of_memory import is_out_of_memory
 from lit_data.errors import BatchMemoryError
+from lit_data.out_of_memory import is_out_of_memory
 
 # What the libraries say, word for word.
 OUT_OF_MEMORY = [

@@ -1,0 +1,170 @@
+"""One call of the net: from pixels as stored to values of every pixel."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lit_data.errors import ConfigError
+from lit_data.inference.turns import TURNS, Augment, average_turned
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Activation = Literal["none", "sigmoid", "softmax"]
+
+_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOptions:
+    """How a net is called.
+
+    Args:
+        precision: `bf16` and `fp16` by autocast.
+        channels_last: Memory format of weights and tiles.
+        compile: By `torch.compile`.
+        augment: Sides from which each tile is looked at.
+        activation: What is done with the net's output, in float32.
+        value_range: Pixels (low, high) that become 0 and 1; None takes the range of the dtype.
+
+    Raises:
+        ConfigError: A name is unknown, or the range is empty.
+    """
+
+    precision: Precision = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+    augment: Augment | None = None
+    activation: Activation = "none"
+    value_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for name, value, allowed in (
+            ("precision", self.precision, get_args(Precision)),
+            ("activation", self.activation, get_args(Activation)),
+            ("augment", self.augment, (None, *get_args(Augment))),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(map(str, allowed))}")
+        if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
+            raise ConfigError(f"value_range={list(self.value_range)} must be [low, high] with low < high")
+
+
+class Forward:
+    """Calls a net in inference mode; outside of a call the net is as it was.
+
+    Args:
+        model: From [B, C, h, w] float32 to [B, K, h, w]; it goes to the device.
+        device: Where it computes.
+        options: How it is called.
+
+    Raises:
+        ConfigError: There is no compiler for it.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, options: ForwardOptions) -> None:
+        self.device, self.options = device, options
+        self.model = model.to(device)
+        self._format = torch.channels_last if options.channels_last else torch.contiguous_format
+        if options.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._call: Callable[[Tensor], Tensor] = self.model
+        if options.compile:
+            check_compiler(device)
+            # Tiles come in one shape, so nothing is gained by kernels for all of them.
+            self._call = torch.compile(self.model, dynamic=False)
+
+    def __call__(self, tiles: Tensor) -> Tensor:
+        """Values of tiles.
+
+        Args:
+            tiles: [B, C, h, w] on any device, pixels as stored.
+
+        Returns:
+            [B, K, h, w] float32 on the device.
+
+        Raises:
+            ConfigError: The net does not give a value for every pixel.
+        """
+        return self._run(tiles, self._call)
+
+    def call_plain(self, tiles: Tensor) -> Tensor:
+        """The same without what was compiled."""
+        return self._run(tiles, self.model)
+
+    def _run(self, tiles: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
+        with _evaluating(self.model), torch.inference_mode(), self._autocast():
+            images = _to_unit(tiles.to(self.device), self.options.value_range)
+            images = images.contiguous(memory_format=self._format)
+            if self.options.augment is None:
+                return self._predict(images, call)
+            return average_turned(lambda turned: self._predict(turned, call), images, TURNS[self.options.augment])
+
+    def _predict(self, images: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
+        found = call(images)
+        _check_output(found, images, self.model)
+        values = found.float()
+        if self.options.activation == "sigmoid":
+            return values.sigmoid()
+        return values.softmax(1) if self.options.activation == "softmax" else values
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        dtype = _DTYPES.get(self.options.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Look for what `torch.compile` needs.
+
+    Raises:
+        ConfigError: It is not there.
+    """
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++", "c++"]
+    if device.type == "cpu" and not any(shutil.which(name) for name in names):
+        raise ConfigError(f"compile=true needs a C++ compiler, and none of {', '.join(names)} is installed")
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise ConfigError("compile=true needs Triton on a GPU, and it is not installed")
+
+
+def _to_unit(tiles: Tensor, value_range: tuple[float, float] | None) -> Tensor:
+    """Pixels as float32, whole numbers as 0..1."""
+    if value_range is None and tiles.dtype == torch.int16:
+        raise ConfigError("int16 pixels have no natural range: set value_range=[low, high]")
+    # Copied even where they are float32, as nets that work in place would change what may be needed again.
+    images = tiles.to(torch.float32, copy=True)
+    if value_range is not None:
+        low, high = value_range
+        return images.sub_(low).div_(high - low).clamp_(0, 1)
+    if tiles.is_floating_point() or tiles.dtype == torch.bool:
+        return images
+    return images.div_(float(np.iinfo(str(tiles.dtype).removeprefix("torch.")).max))
+
+
+def _check_output(found: object, images: Tensor, model: nn.Module) -> None:
+    wanted = (len(images), *images.shape[2:])
+    if isinstance(found, Tensor) and found.ndim == 4 and (len(found), *found.shape[2:]) == wanted:
+        return
+    given = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    raise ConfigError(
+        f"{type(model).__name__} gives {given} for images {list(images.shape)}: it must give "
+        f"[{wanted[0]}, K, {wanted[1]}, {wanted[2]}], a value of every pixel"
+    )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [part for part in model.modules() if part.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

@@ -1,0 +1,199 @@
+"""`TiledPredictor`: a value for every pixel of images of any size, from a net that takes tiles."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.grid import pair_px
+from lit_data.inference.batch_size import BatchRange
+from lit_data.inference.batches import Job
+from lit_data.inference.blending import Blend
+from lit_data.inference.forward import Activation, Forward, ForwardOptions, Precision
+from lit_data.inference.npy_file import FileDtype, NpyTarget, replacing_file
+from lit_data.inference.progress import Meter, OnProgress
+from lit_data.inference.reach import measure_reach_px
+from lit_data.inference.runner import BatchSizes, Runner, try_twice
+from lit_data.inference.slabs import MemoryTarget
+from lit_data.inference.sources import Image, Images, Source, open_source, open_sources
+from lit_data.inference.stream import TileStream
+from lit_data.inference.tiling import Size, Tiling
+from lit_data.inference.turns import Augment
+
+
+class TiledPredictor:
+    """Cuts images into overlapping tiles, predicts tiles of all images in common batches, and stitches their values.
+
+    Where the overlap is at least the net's receptive field, the values are those that the net gives for the whole
+    image, to the rounding of float32, see `lit_data.inference.blending.weigh_tiles`. A side shorter than a tile is
+    reflected up to a multiple of `round_px` and cut back.
+
+    If memory runs out, the batch is predicted in halves and the size that works is kept for later calls. The model goes
+    to `device` (and to the format of `channels_last`) and stays there; in every other way it is as before after each
+    batch, its training mode too. One predictor may serve one thread at a time.
+
+    Args:
+        model: From [B, C, h, w] float32 to [B, K, h, w]. Whole numbers come as 0..1, floats as they are.
+        tile_px: Tile size, one number or (height, width).
+        overlap_px: Least number of pixels that neighbouring tiles share.
+        blend: `constant` takes a pixel from the tile in which it is farthest from a seam, `gaussian` averages by the
+            distance from the middle.
+        margin_px: Pixels next to a seam that count nothing. None: for `constant` half of the overlap, for `gaussian` as
+            far as the net sees (measured at the first image that has seams, see `measure_reach_px`), or a quarter of
+            the overlap if half does not hold that.
+        multiple_px: Total stride of the net, if it has one: tiles begin at multiples of it.
+        round_px: See above; None: an eighth of a tile. 1 gives each size of small images batches of its own.
+        batch_size: Tiles of the first batch.
+        min_batch_size: If so many tiles do not fit, a `BatchMemoryError` comes.
+        max_batch_size: The batch grows up to this while batches go well, never to a size that failed. None: batch_size.
+        memory_limit_bytes: What weights and a batch may take on the device; batches are made smaller by it.
+        precision: `bf16` and `fp16` by autocast.
+        channels_last: Memory format of weights and tiles.
+        compile: By `torch.compile`, at the first batch of a size; all tiles then have the full size. Needs a C++
+            compiler, on a GPU Triton.
+        augment: Average over 4 (`flips`) or 8 (`d4`, flips and quarter turns) sides. For values without a direction.
+        activation: `sigmoid` or `softmax` over the K channels, before anything is averaged.
+        value_range: Pixels (low, high) that become 0 and 1; None: the range of the dtype.
+        readers: Threads that load images, if they must be loaded.
+        device: Where the net computes; None: where it is.
+
+    Raises:
+        ConfigError: Options are unknown or do not fit each other.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tile_px: int | Size,
+        overlap_px: int,
+        blend: Blend = "constant",
+        margin_px: int | None = None,
+        multiple_px: int = 1,
+        round_px: int | None = None,
+        batch_size: int = 8,
+        min_batch_size: int = 1,
+        max_batch_size: int | None = None,
+        memory_limit_bytes: int | None = None,
+        precision: Precision = "fp32",
+        channels_last: bool = False,
+        compile: bool = False,
+        augment: Augment | None = None,
+        activation: Activation = "none",
+        value_range: tuple[float, float] | None = None,
+        readers: int = 1,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if readers < 1:
+            raise ConfigError(f"readers={readers} must be at least 1")
+        sides = pair_px("tile_px", tile_px)
+        self._readers = readers
+        self._tiling = Tiling(sides, overlap_px, margin_px, blend, multiple_px, max(sides) if compile else round_px)
+        self._measured = blend == "constant" or margin_px is not None
+        limits = BatchRange(batch_size, min_batch_size, max_batch_size)
+        options = ForwardOptions(precision, channels_last, compile, augment, activation, value_range)
+        self._forward = Forward(model, torch.device(device) if device else _find_device(model), options)
+        self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes)
+
+    def predict(
+        self,
+        images: Images,
+        *,
+        on_bad: Callable[[int, DataError], None] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Predict images of any sizes.
+
+        Memory holds the images whose tiles share a batch, and a few that were read ahead.
+
+        Args:
+            images: [C, H, W] each: arrays, tensors, functions that load one when its turn comes, or a bank.
+            on_bad: Called with the number of an image that is bad, which is then left out; None raises.
+            on_progress: Called after each batch and each image.
+
+        Yields:
+            (number in the input, [K, H, W] float32 on the CPU), in the order of the input, as soon as all images before
+            are complete.
+
+        Raises:
+            DataError: An image is bad.
+            BatchMemoryError: The smallest batch does not fit.
+            ConfigError: The net does not give a value for every pixel.
+        """
+        meter = Meter(on_progress)
+        sources = open_sources(images, readers=self._readers, on_bad=on_bad)
+        jobs = (Job(source, self._tiling_of(source), MemoryTarget) for source in sources)
+        for job in self._stream(jobs, meter):
+            meter.add_image()
+            yield job.number, cast(MemoryTarget, job.stitcher.target).values
+
+    def predict_to_file(
+        self,
+        image: Image,
+        path: str | os.PathLike[str],
+        *,
+        dtype: FileDtype = "float32",
+        on_progress: OnProgress | None = None,
+    ) -> NDArray[Any]:
+        """Predict an image that is larger than memory.
+
+        Rows of tiles are read and written one after the other. The file appears when it is complete.
+
+        Args:
+            image: [C, H, W]; only slices of it are read, so it may be a memory map.
+            path: A ``.npy`` file, which is replaced if it exists.
+            dtype: Of the file; whole numbers hold values 0..1 as 0..255 or 0..65535.
+            on_progress: Called after each batch.
+
+        Returns:
+            [K, H, W], a read-only memory map of the file.
+
+        Raises:
+            StoreSpaceError: The disk has no room.
+            DataError, BatchMemoryError, ConfigError: As `predict`.
+        """
+        path = Path(path)
+        if dtype not in get_args(FileDtype):
+            raise ConfigError(f"dtype={dtype!r} is unknown: choose one of {', '.join(get_args(FileDtype))}")
+        if path.suffix != ".npy":
+            raise ConfigError(f"{path.name}: a prediction is written as a .npy file")
+        source = open_source(0, image)
+        with replacing_file(path) as fd:
+            job = Job(source, self._tiling_of(source), lambda shape: NpyTarget(fd, shape, dtype))
+            for _ in self._stream([job], meter := Meter(on_progress)):
+                meter.add_image()
+        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return found
+
+    def _tiling_of(self, source: Source) -> Tiling:
+        """How an image is cut, with the margin the net needs, which is measured when the first seam comes."""
+        sides = self._tiling.sides_px
+        if self._measured or not any(length > side for length, side in zip(source.size_px, sides, strict=True)):
+            return self._tiling
+        call, multiple, channels = self._forward.call_plain, self._tiling.multiple_px, source.pixels.shape[0]
+        reach = try_twice(
+            lambda: measure_reach_px(call, channels, sides, multiple_px=multiple),
+            f"a single tile of {channels}x{sides[0]}x{sides[1]}",
+            self._forward.device,
+        )
+        self._measured = True
+        if reach is not None and reach <= self._tiling.overlap_px // 2:
+            self._tiling = dataclasses.replace(self._tiling, margin_px=reach)
+        return self._tiling
+
+    def _stream(self, jobs: Iterable[Job], meter: Meter) -> Iterator[Job]:
+        runner = Runner(self._forward, self._sizes, meter.add_tiles)
+        return TileStream(runner, self._sizes).run(jobs)
+
+
+def _find_device(model: nn.Module) -> torch.device:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -1,0 +1,122 @@
+"""Images that are there, that are loaded when their turn comes, or that are read piece by piece."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_data.errors import DataError
+from lit_data.inference.tiling import Axis
+from lit_data.io import ImageBank
+from lit_data.io.ordered import ordered_map
+from lit_data.types import Array
+
+DTYPES: Final = ("bool", "uint8", "uint16", "int16", "float16", "float32", "float64")
+
+
+@runtime_checkable
+class Pixels(Protocol):
+    """A [C, H, W] array that is read by slices: an ndarray, a memory map, a view of a store, an array in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Three lengths."""
+
+    @property
+    def dtype(self) -> Any:  # noqa: ANN401 - NumPy's, or what it understands
+        """Of the pixels."""
+
+    def __getitem__(self, part: Any, /) -> Any: ...  # noqa: ANN401
+
+
+Image = Pixels | Tensor | Callable[[], Pixels | Tensor]
+Images = Iterable[Image] | ImageBank
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One image, checked.
+
+    Attributes:
+        number: Its place in the input.
+        pixels: [C, H, W].
+        dtype: In which its tiles go to the device.
+    """
+
+    number: int
+    pixels: Pixels
+    dtype: np.dtype[Any]
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.pixels.shape[1], self.pixels.shape[2]
+
+    def cut(self, rows: Axis, columns: Axis) -> Iterator[NDArray[Any]]:
+        """Tiles row by row, [C, h, w] each; each row of tiles is read once.
+
+        What reaches past the end of the image is reflected.
+        """
+        for top in rows.starts:
+            slab = np.asarray(self.pixels[:, top : min(top + rows.tile_px, rows.length_px), :])
+            for left in columns.starts:
+                yield _fill(slab[:, :, left : left + columns.tile_px], rows.tile_px, columns.tile_px)
+
+
+def open_source(number: int, image: Image) -> Source:
+    """Load an image if it must be, and check it.
+
+    Raises:
+        DataError: It is none, or its pixels are of a kind that no net takes; or what its loading raises.
+    """
+    found = image() if callable(image) and not isinstance(image, Tensor) else image
+    pixels = found.detach().cpu().numpy() if isinstance(found, Tensor) else cast(Pixels, found)
+    shape = tuple(getattr(pixels, "shape", ()))
+    if len(shape) != 3 or not all(shape):
+        raise DataError(f"image {number} is {type(found).__name__} of shape {list(shape)}: give pixels [C, H, W]")
+    dtype = np.dtype(pixels.dtype)
+    if dtype.name not in DTYPES:
+        raise DataError(f"image {number} is {dtype.name}: convert it to one of {', '.join(DTYPES)}")
+    return Source(number, pixels, np.dtype("float32" if dtype.name == "float64" else dtype.name))
+
+
+def open_sources(images: Images, *, readers: int, on_bad: Callable[[int, DataError], None] | None) -> Iterator[Source]:
+    """Images in order, loaded by threads a few ahead.
+
+    Args:
+        images: What there is.
+        readers: Threads that load.
+        on_bad: Called with the number of an image that is bad, which is then left out; None raises.
+    """
+
+    def load(numbered: tuple[int, Image]) -> Source | tuple[int, DataError]:
+        try:
+            return open_source(*numbered)
+        except DataError as error:
+            if on_bad is None:
+                raise
+            return numbered[0], error
+
+    for found in ordered_map(load, enumerate(_each(images)), readers):
+        if isinstance(found, Source):
+            yield found
+        elif on_bad is not None:
+            on_bad(*found)
+
+
+def _each(images: Images) -> Iterator[Image]:
+    if isinstance(images, Iterable):
+        yield from images
+        return
+    for number in range(len(images)):
+        yield lambda number=number: images[number]  # type: ignore[misc]
+
+
+def _fill(part: Array, height: int, width: int) -> Array:
+    missing = height - part.shape[1], width - part.shape[2]
+    if missing == (0, 0):
+        return part
+    return np.pad(part, ((0, 0), (0, missing[0]), (0, missing[1])), mode="reflect")

@@ -1,0 +1,125 @@
+"""Where the tiles of an image lie, and how much of each pixel comes from which tile."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_data.errors import ConfigError
+from lit_data.grid import count_positions, pair_px
+from lit_data.inference.blending import Blend, Seams, weigh_tiles
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The tiles along one axis of an image.
+
+    Attributes:
+        length_px: Of the image.
+        tile_px: Of each tile.
+        starts: First pixel of each tile.
+        kept: Pixels of each tile that count, within the tile; never behind the end of the image.
+        weights: Of the kept pixels of each tile: [n] float32; over all tiles a pixel's weights sum to 1. None where
+            all are 1.
+    """
+
+    length_px: int
+    tile_px: int
+    starts: tuple[int, ...]
+    kept: tuple[slice, ...]
+    weights: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The rules by which images are cut.
+
+    Args:
+        tile_px: Tile size, one number or (height, width).
+        overlap_px: Least number of pixels that neighbouring tiles share.
+        margin_px: Pixels next to the seam-side borders of a tile that count nothing; at most half the overlap. None
+            takes half of the overlap for `constant`, which then takes each pixel from one tile, and a quarter for
+            `gaussian`.
+        blend: How pixels that several tiles cover are averaged, see `weigh_tiles`.
+        multiple_px: Tiles begin at multiples of it, and sides are reflected up to a multiple of it: the total stride
+            of a net that works at lower resolutions (16 for a UNet of four halvings).
+        round_px: A side shorter than a tile is reflected up to a multiple of it, so that images of about one size share
+            batches. None takes an eighth of a tile.
+
+    Raises:
+        ConfigError: The sizes do not fit each other.
+    """
+
+    tile_px: int | Size
+    overlap_px: int
+    margin_px: int | None = None
+    blend: Blend = "constant"
+    multiple_px: int = 1
+    round_px: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        if self.blend not in get_args(Blend):
+            raise ConfigError(f"blend={self.blend!r} is unknown: choose one of {', '.join(get_args(Blend))}")
+        if self.multiple_px < 1 or (self.round_px is not None and self.round_px < 1):
+            raise ConfigError(f"multiple_px={self.multiple_px}, round_px={self.round_px}: need at least 1")
+        if any(side % self.multiple_px for side in self.sides_px):
+            raise ConfigError(f"tile_px={self.tile_px} is not a multiple of multiple_px={self.multiple_px}")
+        if not 0 <= self.overlap_px <= min(self.sides_px) - self.multiple_px:
+            raise ConfigError(
+                f"overlap_px={self.overlap_px} must be from 0 to {min(self.sides_px) - self.multiple_px} for "
+                f"tile_px={self.tile_px}, multiple_px={self.multiple_px}"
+            )
+        if self.margin_px is not None and not 0 <= self.margin_px <= self.overlap_px // 2:
+            raise ConfigError(
+                f"margin_px={self.margin_px} must be from 0 to {self.overlap_px // 2}, half of "
+                f"overlap_px={self.overlap_px}: some pixels would come from no tile"
+            )
+
+    @property
+    def sides_px(self) -> Size:
+        """Tile (height, width)."""
+        return pair_px("tile_px", self.tile_px)
+
+    def plan(self, height_px: int, width_px: int) -> tuple[Axis, Axis]:
+        """The tiles of an image, those of its rows and those of its columns."""
+        return _plan_axis(self, height_px, self.sides_px[0]), _plan_axis(self, width_px, self.sides_px[1])
+
+
+@lru_cache(maxsize=64)  # most sets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB
+def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> Axis:
+    multiple = tiling.multiple_px
+    padded = _round_up(length_px, multiple)
+    if padded <= tile_px:
+        step = _round_up(tiling.round_px or max(tile_px // 8, 1), multiple)
+        tile_px = min(tile_px, _round_up(length_px, step))
+        return Axis(length_px, tile_px, (0,), (slice(0, length_px),), (None,))
+    stride = (tile_px - tiling.overlap_px) // multiple * multiple
+    count = int(count_positions(padded, tile_px, stride, "cover"))
+    # Spread evenly, so that no two tiles share more than others for nothing.
+    slack = (padded - tile_px) // multiple
+    starts = tuple(tile * slack // (count - 1) * multiple for tile in range(count))
+    weights = weigh_tiles(starts, tile_px, Seams(tiling.blend, tiling.margin_px))
+    kept = [_find_kept(w, length_px - start) for w, start in zip(weights, starts, strict=True)]
+    parts = [w[part].astype(np.float32) for w, part in zip(weights, kept, strict=True)]
+    return Axis(
+        length_px,
+        tile_px,
+        starts,
+        tuple(kept),
+        tuple(None if (part == 1).all() else torch.from_numpy(part) for part in parts),
+    )
+
+
+def _find_kept(weights: np.ndarray[tuple[int], np.dtype[np.float64]], left_px: int) -> slice:
+    counted = np.flatnonzero(weights[:left_px])
+    return slice(int(counted[0]), int(counted[-1]) + 1) if counted.size else slice(0, 0)
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

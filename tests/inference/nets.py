@@ -1,0 +1,44 @@
+"""Nets and images for the tests of prediction."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+REACH_PX = 5
+"""Of `make_net`: a pixel's value depends on so many pixels to each side."""
+
+
+def make_net(channels: int = 1, out_channels: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 5, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+        nn.ReLU(),
+        nn.Conv2d(4, out_channels, 3, padding=1),
+    )
+
+
+class HalvingNet(nn.Module):
+    """Works at half resolution too: total stride 2, reach 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Conv2d(1, 3, 3, padding=1)
+        self.outer = nn.Conv2d(4, 1, 3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        low = nn.functional.interpolate(self.inner(nn.functional.max_pool2d(images, 2)), scale_factor=2)
+        return self.outer(torch.cat((images, low), 1))
+
+
+def make_images(*sizes: tuple[int, int], channels: int = 1) -> list[NDArray[np.float32]]:
+    rng = np.random.default_rng(0)
+    return [rng.random((channels, *size)).astype(np.float32) for size in sizes]
+
+
+def predict_whole(net: nn.Module, image: NDArray[np.float32]) -> Tensor:
+    with torch.inference_mode():
+        return net(torch.from_numpy(image)[None])[0]

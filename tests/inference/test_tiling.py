@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from lit_data.errors import ConfigError
+from lit_data.inference.blending import Blend
+from lit_data.inference.tiling import Axis, Tiling
+
+
+def _sum_weights(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """For each pixel the sum of its weights, and the least distance of a tile that counts from a seam-side border."""
+    total = np.zeros(axis.length_px)
+    distance = np.full(axis.length_px, 1000)
+    last = len(axis.starts) - 1
+    for tile, (start, kept, weights) in enumerate(zip(axis.starts, axis.kept, axis.weights, strict=True)):
+        places = np.arange(kept.start, kept.stop)
+        total[start + places] += 1 if weights is None else weights.numpy()
+        left = places if tile else np.full_like(places, 1000)
+        right = axis.tile_px - 1 - places if tile < last else np.full_like(places, 1000)
+        distance[start + places] = np.minimum(distance[start + places], np.minimum(left, right))
+    return total, distance
+
+
+@pytest.mark.parametrize("blend", ["constant", "gaussian"])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 100, 101, 257])
+@pytest.mark.parametrize(("overlap", "margin", "multiple"), [(0, None, 1), (5, None, 1), (12, 3, 1), (8, 4, 4)])
+def test_every_pixel_is_covered_once_in_sum(
+    blend: Blend, length: int, overlap: int, margin: int | None, multiple: int
+) -> None:
+    tiling = Tiling(16, overlap, margin, blend, multiple)
+    for axis in tiling.plan(length, length):
+        total, distance = _sum_weights(axis)
+        np.testing.assert_allclose(total, 1, rtol=0, atol=1e-6)
+        least = margin if margin is not None else overlap // (2 if blend == "constant" else 4)
+        assert distance.min() >= least
+        assert all(start % multiple == 0 for start in axis.starts)
+        assert axis.tile_px % multiple == 0
+        assert all(a + 16 - b >= overlap for a, b in zip(axis.starts, axis.starts[1:], strict=False))
+
+
+def test_constant_takes_each_pixel_from_one_tile_as_far_from_seams_as_can_be() -> None:
+    axis, _ = Tiling(10, 3).plan(24, 24)
+    assert axis.starts == (0, 7, 14)
+    assert axis.kept == (slice(0, 9), slice(2, 9), slice(2, 10))
+    assert axis.weights == (None, None, None)
+
+
+@pytest.mark.parametrize(("length", "side"), [(1, 4), (4, 4), (9, 12), (31, 32), (32, 32), (33, 32)])
+def test_a_short_side_has_a_short_tile(length: int, side: int) -> None:
+    assert Tiling(32, 8).plan(length, 64)[0].tile_px == side
+
+
+def test_a_short_side_is_reflected_to_the_multiple_of_the_net() -> None:
+    assert Tiling(32, 8, multiple_px=8, round_px=1).plan(9, 17)[0].tile_px == 16
+    assert [axis.tile_px for axis in Tiling(32, 8, round_px=1).plan(9, 17)] == [9, 17]
+
+
+@pytest.mark.parametrize(
+    ("tiling", "message"),
+    [
+        (lambda: Tiling(16, 16), "overlap_px=16 must be from 0 to 15"),
+        (lambda: Tiling((16, 8), -1), "overlap_px=-1 must be from 0 to 7"),
+        (lambda: Tiling(16, 10, multiple_px=8), "overlap_px=10 must be from 0 to 8"),
+        (lambda: Tiling(16, 8, 5), "margin_px=5 must be from 0 to 4"),
+        (lambda: Tiling(20, 8, multiple_px=8), "tile_px=20 is not a multiple of multiple_px=8"),
+        (lambda: Tiling(16, 8, blend="mean"), "blend='mean' is unknown"),  # type: ignore[arg-type]
+        (lambda: Tiling(16, 8, multiple_px=0), "need at least 1"),
+        (lambda: Tiling(0, 0), "tile_px=0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(tiling: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiling()  # type: ignore[operator]

@@ -35,11 +35,16 @@ def read_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**30) -> d
             raise DataError("not an .npz archive")
         with zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
-            _check_directory(members, max_total_bytes)
+            check_directory(members, max_total_bytes)
             return {member.filename[:-4]: _read_member(archive, member) for member in members}
 
 
-def _check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> None:
+def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> None:
+    """Refuse an archive by its directory, before anything of it is unpacked.
+
+    Raises:
+        DataError: See `read_npz`.
+    """
     total_bytes = sum(member.file_size for member in members)
     if total_bytes > max_total_bytes:
         raise DataError(

@@ -85,7 +85,7 @@ class StoreHeader:
     def encode(self) -> bytes:
         """Return the one canonical JSON text of this header, its own CRC-32 included."""
         fields = dataclasses.asdict(self)
-        return _dump(fields | {CHECKSUM: zlib.crc32(_dump(fields))})
+        return dump_plain(fields | {CHECKSUM: zlib.crc32(dump_plain(fields))})
 
     @property
     def item_dtype(self) -> np.dtype[np.generic]:
@@ -109,7 +109,7 @@ def read_header(folder: Path) -> StoreHeader:
     if len(raw) > MAX_HEADER_BYTES:
         raise corrupt(path, f"expected at most {MAX_HEADER_BYTES} bytes, found more")
     try:
-        fields = json.loads(raw, object_pairs_hook=_refuse_twice)
+        fields = json.loads(raw, object_pairs_hook=refuse_twice)
         header = _build_header(fields)
     except (ValueError, TypeError, RecursionError) as error:
         raise corrupt(path, f"not a header of version {VERSION} ({error!s:.200})") from error
@@ -160,11 +160,13 @@ def _build_header(fields: Any) -> StoreHeader:  # noqa: ANN401 - whatever a JSON
     return StoreHeader(**(fields | {"skipped": tuple(tuple(pair) for pair in fields["skipped"])}))
 
 
-def _dump(fields: dict[str, Any]) -> bytes:
+def dump_plain(fields: dict[str, Any]) -> bytes:
+    """Fields as JSON that is the same for the same fields."""
     return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
-def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: a dict whose names stand once each in the text."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key stands there twice")

@@ -1,0 +1,207 @@
+"""DICOM series: which files are one, how they stack, and what their numbers mean in Hounsfield units."""
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import DataError
+from lit_data.io.problems import show_path
+from lit_data.io.source import naming
+from lit_data.io.volumes.hounsfield import StoredScale
+from lit_data.io.volumes.medical import import_medical
+from lit_data.io.volumes.volume import FileVolume, Spacing, Triple
+from lit_data.types import Array
+
+GAP_TOLERANCE: Final = 0.02
+"""Distances of neighbouring slices that differ from the median by a larger share are uneven."""
+_EXTENSIONS = (".dcm", ".dicom", ".ima")
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """What stacking needs to know of one file."""
+
+    path: str
+    size: tuple[int, int]
+    spacing_mm: tuple[float, float]
+    orientation: tuple[float, ...]
+    origin_mm: tuple[float, ...]
+    thickness_mm: float
+    scale: StoredScale
+
+    @property
+    def normal(self) -> NDArray[np.float64]:
+        along_row, along_column = np.array(self.orientation).reshape(2, 3)
+        return np.cross(along_row, along_column)
+
+    @property
+    def height_mm(self) -> float:
+        return float(self.normal @ np.array(self.origin_mm))
+
+
+def is_dicom_name(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is DICOM: by its extension, or without one by its preamble."""
+    path = Path(path)
+    if path.suffix:
+        return path.suffix.lower() in _EXTENSIONS
+    try:
+        with path.open("rb") as stream:
+            return path.is_file() and stream.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+def group_series(paths: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Group files by their SeriesInstanceUID; files without pixels (reports, directories) are left out.
+
+    Args:
+        paths: DICOM files of one folder.
+
+    Returns:
+        The files of each series, sorted; the series in the order of their first files.
+
+    Raises:
+        DataError: a file cannot be read, or pydicom is not installed.
+    """
+    series: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted(paths):
+        with naming(path):
+            head = _read_head(path, ["SeriesInstanceUID", "Rows"])
+            if "Rows" in head:
+                series[str(head.get("SeriesInstanceUID", ""))].append(os.fspath(path))
+    return [tuple(files) for files in series.values()]
+
+
+def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileVolume:
+    """Open a series as a volume: slices sorted by their position along the normal of their planes.
+
+    Args:
+        files: The slices, in any order.
+        name: For messages.
+        nan_fill: See ``FileVolume``.
+
+    Raises:
+        DataError: a file cannot be read; the slices differ in size, spacing or direction; slices are missing, doubled
+            or unevenly spaced; several frames or colours.
+    """
+    slices = sorted(map(_describe, files), key=lambda item: item.height_mm)
+    first = slices[0]
+    for item in slices[1:]:
+        _check_alike(first, item)
+    step_mm = _find_step(slices)
+    dtype = np.result_type(*{item.scale.dtype for item in slices})
+    reader = _SeriesReader(slices, np.dtype(np.float32) if dtype.itemsize > 4 else dtype)
+    spacing_mm: Spacing = (step_mm, *first.spacing_mm)
+    affine = _make_affine(first, spacing_mm)
+    return FileVolume(name, reader, StoredScale(reader.dtype), spacing_mm=spacing_mm, affine=affine, nan_fill=nan_fill)
+
+
+class _SeriesReader:
+    """Slices in Hounsfield units, since each file has a slope and an intercept of its own."""
+
+    def __init__(self, slices: Sequence[_Slice], dtype: "np.dtype[Any]") -> None:
+        self._slices, self.dtype = slices, dtype
+        self.shape: Triple = (len(slices), *slices[0].size)
+
+    def read(self, begin: int, end: int) -> Array:
+        slab = np.empty((end - begin, *self.shape[1:]), self.dtype)
+        for row, item in zip(slab, self._slices[begin:end], strict=True):
+            with naming(item.path):
+                row[:] = item.scale.apply(_read_pixels(item))
+        return slab
+
+    def close(self) -> None:
+        """No file stays open."""
+
+
+def _describe(path: str) -> _Slice:
+    with naming(path):
+        head = _read_head(path)
+        if int(head.get("NumberOfFrames", 1)) != 1 or int(head.get("SamplesPerPixel", 1)) != 1:
+            raise DataError("several frames or colours in one file; export one grey frame a file, or a NIfTI file")
+        missing = [name for name in ("Rows", "Columns", "PixelSpacing", "BitsAllocated") if head.get(name) is None]
+        if missing:
+            raise DataError(f"without {', '.join(missing)}; such a file is no slice of a volume")
+        signed = "i" if int(head.get("PixelRepresentation", 0)) else "u"
+        stored = np.dtype(f"{signed}{int(head.BitsAllocated) // 8}")
+        slope, intercept = float(head.get("RescaleSlope", 1)), float(head.get("RescaleIntercept", 0))
+        row_mm, column_mm = map(float, head.PixelSpacing)
+        return _Slice(
+            path=path,
+            size=(int(head.Rows), int(head.Columns)),
+            spacing_mm=(row_mm, column_mm),
+            orientation=tuple(map(float, head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0))),
+            origin_mm=tuple(map(float, head.get("ImagePositionPatient") or (np.nan,) * 3)),
+            thickness_mm=float(head.get("SpacingBetweenSlices") or head.get("SliceThickness") or 1),
+            scale=StoredScale(stored, slope, intercept, int(head.get("BitsStored", head.BitsAllocated))),
+        )
+
+
+def _check_alike(first: _Slice, other: _Slice) -> None:
+    for what in ("size", "spacing_mm", "orientation"):
+        one, two = getattr(first, what), getattr(other, what)
+        if not np.allclose(one, two, atol=1e-3):
+            raise DataError(
+                f"{show_path(other.path)}: {what} {two}, but {show_path(first.path)} has {one}; a volume needs slices "
+                "of one kind, put the others into another folder"
+            )
+
+
+def _find_step(slices: Sequence[_Slice]) -> float:
+    """Distance of neighbouring slices in mm."""
+    if len(slices) == 1:
+        return abs(slices[0].thickness_mm)
+    heights_mm = np.array([item.height_mm for item in slices])
+    if not np.isfinite(heights_mm).all():
+        bad = slices[int((~np.isfinite(heights_mm)).argmax())].path
+        raise DataError(f"{show_path(bad)}: no ImagePositionPatient; the order of the slices is unknown")
+    gaps_mm = np.diff(heights_mm)
+    step_mm = float(np.median(gaps_mm))
+    wrong = np.flatnonzero(np.abs(gaps_mm - step_mm) > GAP_TOLERANCE * step_mm)
+    if step_mm <= 0 or len(wrong):
+        place = int(np.argmin(gaps_mm)) if step_mm <= 0 else int(wrong[0])
+        one, two = (show_path(item.path) for item in slices[place : place + 2])
+        gap_mm = float(gaps_mm[place])
+        what = "doubled" if gap_mm < 0.01 else "missing" if gap_mm > 1.5 * step_mm else "unevenly spaced"
+        raise DataError(
+            f"slices are {what}: {one} and {two} lie {gap_mm:.3f} mm apart, others {step_mm:.3f} mm "
+            f"({max(1, len(wrong))} such places); complete the series, or put one acquisition into a folder"
+        )
+    return step_mm
+
+
+def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
+    """[4, 4] to right, anterior, superior; DICOM's own axes are left, posterior, superior."""
+    if not np.isfinite(first.origin_mm).all():
+        return None
+    along_row, along_column = np.array(first.orientation).reshape(2, 3)
+    affine = np.eye(4)
+    columns = (along_row * spacing_mm[2], along_column * spacing_mm[1], first.normal * spacing_mm[0], first.origin_mm)
+    affine[:3] = np.stack(columns, axis=1) * [[-1], [-1], [1]]
+    return affine
+
+
+def _read_head(path: str | os.PathLike[str], tags: list[str] | None = None) -> Any:  # noqa: ANN401 - pydicom's data set
+    return import_medical("pydicom").dcmread(os.fspath(path), stop_before_pixels=True, specific_tags=tags, force=False)
+
+
+def _read_pixels(item: _Slice) -> Array:
+    dataset = import_medical("pydicom").dcmread(item.path)
+    try:
+        pixels: Array = dataset.pixel_array
+    except (RuntimeError, NotImplementedError, ImportError) as error:  # pydicom's ways to say that it has no decoder
+        syntax = dataset.file_meta.TransferSyntaxUID
+        if not syntax.is_compressed:
+            raise
+        raise DataError(
+            f"compressed as {syntax.name}; pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg to read it"
+        ) from error
+    if pixels.shape != item.size or pixels.dtype.itemsize != item.scale.stored.itemsize:
+        raise DataError(f"pixels {pixels.dtype} {pixels.shape}, but its header says {item.scale.stored} {item.size}")
+    return pixels

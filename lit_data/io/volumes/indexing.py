@@ -1,0 +1,210 @@
+"""From a dense volume to its occupied voxels, slab by slab."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.problems import show_path
+from lit_data.io.volumes.labels import LabelCollector, join_labels, read_labels
+from lit_data.io.volumes.occupied import OccupiedFinder
+from lit_data.io.volumes.reading import check_same_shape
+from lit_data.io.volumes.resampling import Resolution
+from lit_data.io.volumes.sparse import SparseVolume, index_dtype
+from lit_data.io.volumes.volume import SLAB_BYTES, Volume
+from lit_data.types import Array
+
+AIR_HU = -1024.0
+_NO_LABELS = np.zeros(0, np.int32)
+_FORMAT = 1  # raised when the same files and options give other voxels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions:
+    """Which voxels are occupied, and how the volume is read.
+
+    Args:
+        low_hu: Voxels above this are occupied ...
+        high_hu: ... up to and with this one; None for no limit.
+        resolution: What the volume is brought to first.
+        npz_key: Name of the array in ``.npz`` files; None takes the only one of three axes.
+        nan_fill: Replaces NaN and infinite voxels; None makes them an error.
+        slab_bytes: Bytes of Hounsfield units that are worked on at once; the result does not depend on it.
+
+    Raises:
+        ConfigError: an option is not allowed.
+    """
+
+    low_hu: float
+    high_hu: float | None = None
+    resolution: Resolution = field(default_factory=Resolution)
+    npz_key: str | None = None
+    nan_fill: float | None = None
+    slab_bytes: int = SLAB_BYTES
+
+    def __post_init__(self) -> None:
+        _check_range(self.low_hu, self.high_hu)
+        if self.nan_fill is not None and not math.isfinite(self.nan_fill):
+            raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
+        if self.slab_bytes < 1:
+            raise ConfigError(f"slab_bytes={self.slab_bytes} must be at least 1")
+
+    def fingerprint(self) -> str:
+        """All that decides the result, as JSON with sorted keys."""
+        fields = asdict(self)
+        del fields["slab_bytes"]
+        return json.dumps({"format": _FORMAT, **fields}, sort_keys=True)
+
+
+class Slab(NamedTuple):
+    """Occupied voxels of a few slices.
+
+    Attributes:
+        begin: First slice.
+        counts: [n] int64, occupied voxels of each slice.
+        positions: [N] flat positions in the volume.
+        values: [N] Hounsfield units.
+        labels: [N] int32 label of each; empty without labels.
+    """
+
+    begin: int
+    counts: NDArray[np.int64]
+    positions: Array
+    values: Array
+    labels: NDArray[np.int32]
+
+
+def index_volume(
+    volume: Volume,
+    low_hu: float,
+    high_hu: float | None = None,
+    *,
+    resolution: Resolution | None = None,
+    labels: Volume | None = None,
+    slab_bytes: int = SLAB_BYTES,
+) -> SparseVolume:
+    """Find the occupied voxels of a volume: those above ``low_hu``, and not above ``high_hu`` if that is given.
+
+    Args:
+        volume: The dense volume, read once from the first slice to the last.
+        low_hu: Voxels above this are occupied ...
+        high_hu: ... up to and with this one; None for no limit.
+        resolution: What the volume is brought to first; None leaves it as it is.
+        labels: Of the same shape as the volume.
+        slab_bytes: Bytes worked on at once.
+
+    Raises:
+        ConfigError: the range is empty.
+        DataError: the volume is bad, or its labels have another shape or are not whole numbers.
+    """
+    _check_range(low_hu, high_hu)
+    volume, labels = bring_to(resolution or Resolution(), volume, labels, low_hu)
+    collector = None if labels is None else LabelCollector(volume.shape, keep=_keep)
+    found = list(scan_slabs(volume, low_hu, high_hu, labels=labels, collector=collector, slab_bytes=slab_bytes))
+    values = np.concatenate([slab.values for slab in found])
+    return SparseVolume(
+        positions=np.concatenate([slab.positions for slab in found]),
+        values=values.astype(np.int16) if is_whole(values) else values,
+        shape=volume.shape,
+        spacing_mm=volume.spacing_mm,
+        slices=count_slices(found, volume.shape[0]),
+        affine=volume.affine,
+        low_hu=low_hu,
+        high_hu=high_hu,
+        labels=None if collector is None else np.concatenate([slab.labels for slab in found]).astype(collector.dtype),
+        label_index=None if collector is None else join_labels(collector, volume.shape),
+    )
+
+
+def bring_to(
+    resolution: Resolution, volume: Volume, labels: Volume | None, low_hu: float
+) -> tuple[Volume, Volume | None]:
+    """The volume and its labels at a resolution; voxels added around it are not occupied.
+
+    Raises:
+        DataError: the labels have another shape.
+    """
+    if labels is not None:
+        check_same_shape(labels, volume)
+        labels = resolution.apply(labels, fill=0, nearest=True)
+    return resolution.apply(volume, fill=math.floor(min(AIR_HU, low_hu))), labels
+
+
+def scan_slabs(
+    volume: Volume,
+    low_hu: float,
+    high_hu: float | None,
+    *,
+    labels: Volume | None = None,
+    collector: LabelCollector[Any] | None = None,
+    slab_bytes: int = SLAB_BYTES,
+) -> Iterator[Slab]:
+    """Find the occupied voxels slab by slab, from the first slice on.
+
+    Args:
+        volume: See ``index_volume``.
+        low_hu: See ``index_volume``.
+        high_hu: See ``index_volume``.
+        labels: See ``index_volume``.
+        collector: Takes the labelled voxels, also those that are not occupied.
+        slab_bytes: See ``index_volume``.
+
+    Raises:
+        DataError: see ``index_volume``.
+    """
+    _check_known(volume, low_hu, high_hu)
+    finder = OccupiedFinder(volume.dtype, low_hu, high_hu)
+    plane = volume.shape[1] * volume.shape[2]
+    positions_dtype = index_dtype(volume.shape)
+    for begin, end in volume.slabs(slab_bytes):
+        slab = np.ascontiguousarray(volume.read(begin, end)).reshape(-1)
+        places = finder.find(slab)
+        edges = np.searchsorted(places, np.arange(end - begin + 1) * plane)
+        found = _NO_LABELS
+        if labels is not None and collector is not None:
+            dense = read_labels(labels, begin, end)
+            collector.add(begin * plane, dense)
+            found = dense.take(places).astype(np.int32)
+        positions = places.astype(positions_dtype)
+        positions += positions_dtype.type(begin * plane)
+        yield Slab(begin, np.diff(edges), positions, finder.take(slab, places), found)
+
+
+def is_whole(values: Array) -> bool:
+    """Whether float values are whole numbers in the range of int16, so that two bytes hold them."""
+    if values.dtype.kind != "f":
+        return False
+    limits = np.iinfo(np.int16)
+    return bool(((values >= limits.min) & (values <= limits.max) & (values == np.rint(values))).all())
+
+
+def count_slices(found: list[Slab], depth: int) -> NDArray[np.int64]:
+    """[depth + 1] int64, where each slice begins among the occupied voxels."""
+    slices = np.zeros(depth + 1, np.int64)
+    np.cumsum(np.concatenate([slab.counts for slab in found]), out=slices[1:])
+    return slices
+
+
+def _check_range(low_hu: float, high_hu: float | None) -> None:
+    if not math.isfinite(low_hu) or (high_hu is not None and not (math.isfinite(high_hu) and high_hu > low_hu)):
+        raise ConfigError(f"occupied from {low_hu} to {high_hu} HU: give numbers, the second above the first or null")
+
+
+def _check_known(volume: Volume, low_hu: float, high_hu: float | None) -> None:
+    if volume.known_hu is None:
+        return
+    low, high = volume.known_hu
+    if low_hu < low or (high is not None and (high_hu is None or high_hu > high)):
+        raise DataError(
+            f"{show_path(volume.name)}: a sparse file made for {low} to {high} HU; it cannot give {low_hu} to "
+            f"{high_hu} HU, index the dense volume again"
+        )
+
+
+def _keep(part: Array) -> Array:
+    return part

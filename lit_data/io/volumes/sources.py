@@ -1,0 +1,177 @@
+"""Finding the volumes of a folder: one for each file or DICOM series, with the labels that lie beside them."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.problems import Problems, show_path
+from lit_data.io.source import check_regular, nearest_existing
+from lit_data.io.volumes.file_dicom import group_series, is_dicom_name
+from lit_data.io.walk import describe_outside, is_inside
+
+Kind = Literal["npy", "npz", "nifti", "dicom"]
+SUFFIXES: Final[dict[str, Kind]] = {".npy": "npy", ".npz": "npz", ".nii": "nifti", ".nii.gz": "nifti"}
+LABEL_ENDINGS: Final = ("_labels", "_seg", "_mask")
+_KINDS = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSource:
+    """Where a volume comes from.
+
+    Args:
+        name: Path under the folder that was searched, without the extension.
+        path: The file, or the folder of a DICOM series; the first file of one that shares its folder.
+        kind: What it is stored as.
+        files: All files of it: one, or the slices of a DICOM series.
+        labels: The file of its labels; None without.
+
+    Raises:
+        ConfigError: an unknown kind, or no file.
+    """
+
+    name: str
+    path: str
+    kind: Kind
+    files: tuple[str, ...]
+    labels: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS or not self.files or isinstance(self.files, str):
+            raise ConfigError(
+                f"volume {self.name!r} of kind {self.kind!r} with files {self.files!r:.80}; give a kind out of "
+                f"{', '.join(_KINDS)} and a tuple of at least one file"
+            )
+
+    @property
+    def all_files(self) -> tuple[str, ...]:
+        """The files of the volume and of its labels."""
+        return self.files if self.labels is None else (*self.files, self.labels)
+
+
+def find_volumes(root: str | os.PathLike[str], *, allow_outside: bool = False) -> list[VolumeSource]:
+    """List the volumes of a folder and its subfolders, or the one volume that a file is.
+
+    ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the DICOM files of a folder
+    (``.dcm``, ``.ima``, or no extension). ``NAME_labels.*``, ``NAME_seg.*`` and ``NAME_mask.*`` hold the labels of
+    ``NAME`` in the same folder. Hidden files and all others are left out.
+
+    Args:
+        root: The folder or file.
+        allow_outside: Follow links that lead out of the folder.
+
+    Returns:
+        Sorted by name. A series is named by its folder, and by its first file as well where a folder has several.
+
+    Raises:
+        DataError: nothing there, no volume, two of one name, labels without a volume, a link that leads outside, or
+            DICOM files that cannot be read.
+    """
+    root = Path(root)
+    if root.is_file():
+        return [_make_source(root.parent, root.name)]
+    if not root.is_dir():
+        raise DataError(f"{show_path(root)}: no such file or folder; {show_path(nearest_existing(root))} exists")
+    problems = Problems()
+    found: dict[str, VolumeSource] = {}
+    for folder, names in _walk(root, problems, allow_outside=allow_outside):
+        for source in _list_folder(root, folder, names, problems):
+            first = found.setdefault(source.name, source)
+            if first is not source:
+                problems.add(source.path, f"the same name as {show_path(first.path)}")
+    volumes = _join_labels(found, problems)
+    problems.raise_if_any(f"{len(problems)} bad names under {show_path(root)}")
+    if not volumes:
+        raise DataError(f"{show_path(root)}: no volume; .npy, .npz, .nii, .nii.gz and DICOM files are read")
+    return sorted(volumes, key=lambda source: source.name)
+
+
+def guess_kind(path: str | os.PathLike[str]) -> Kind:
+    """What a file is, by its name.
+
+    Raises:
+        DataError: no name of a volume.
+    """
+    kind = SUFFIXES.get(_suffix(os.fspath(path)))
+    if kind is None and is_dicom_name(path):
+        return "dicom"
+    if kind is None:
+        raise DataError(f"{show_path(path)}: not a volume; {', '.join(SUFFIXES)} and DICOM files are read")
+    return kind
+
+
+def _walk(root: Path, problems: Problems, *, allow_outside: bool) -> Iterator[tuple[Path, list[str]]]:
+    real_root = os.path.realpath(root)
+    for folder, folders, names in os.walk(root, followlinks=allow_outside):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        shown = [name for name in sorted(names) if not name.startswith(".")]
+        for path in (Path(folder) / name for name in [*folders, *shown]):
+            if path.is_symlink() and not allow_outside and not is_inside(target := os.path.realpath(path), real_root):
+                problems.add(path, describe_outside(target))
+        yield Path(folder), shown
+
+
+def _list_folder(root: Path, folder: Path, names: Iterable[str], problems: Problems) -> Iterator[VolumeSource]:
+    dicom: list[Path] = []
+    for name in names:
+        path = folder / name
+        try:
+            if _suffix(name) in SUFFIXES:
+                check_regular(path)
+                yield _make_source(root, path.relative_to(root).as_posix())
+            elif is_dicom_name(path):
+                dicom.append(path)
+        except DataError as error:
+            problems.add(path, str(error))
+    base = "" if folder == root else folder.relative_to(root).as_posix()
+    try:
+        series = group_series(dicom) if dicom else []
+    except DataError as error:
+        problems.add(folder, str(error))
+        return
+    for files in series:
+        stem = Path(files[0]).stem
+        is_alone = len(series) == 1
+        name = base or root.resolve().name if is_alone else f"{base}/{stem}".lstrip("/")
+        yield VolumeSource(name, os.fspath(folder) if is_alone else files[0], "dicom", files)
+
+
+def _make_source(root: Path, relative: str) -> VolumeSource:
+    path = os.fspath(root / relative)
+    kind = guess_kind(path)
+    return VolumeSource(relative[: len(relative) - len(_suffix(relative))], path, kind, (path,))
+
+
+def _join_labels(found: dict[str, VolumeSource], problems: Problems) -> list[VolumeSource]:
+    """The volumes, each with its labels; labels alone are no volumes."""
+    labels: dict[str, VolumeSource] = {}
+    for source in found.values():
+        owner = _owner(source.name)
+        if owner is None:
+            continue
+        if owner not in found:
+            problems.add(source.path, f"labels without a volume {show_path(owner)}.* beside it")
+        elif labels.setdefault(owner, source) is not source:
+            problems.add(source.path, f"labels of a volume that has {show_path(labels[owner].path)}")
+    return [
+        VolumeSource(source.name, source.path, source.kind, source.files, _path_of(labels.get(source.name)))
+        for source in found.values()
+        if _owner(source.name) is None
+    ]
+
+
+def _owner(name: str) -> str | None:
+    """Name of the volume whose labels this is."""
+    return next((name.removesuffix(ending) for ending in LABEL_ENDINGS if name.endswith(ending)), None)
+
+
+def _path_of(source: VolumeSource | None) -> str | None:
+    return None if source is None else source.path
+
+
+def _suffix(name: str) -> str:
+    low = name.lower()
+    return ".nii.gz" if low.endswith(".nii.gz") else os.path.splitext(low)[1]  # noqa: PTH122 - of a relative name

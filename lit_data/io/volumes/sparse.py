@@ -1,0 +1,217 @@
+"""The occupied voxels of a volume: where they are, what they hold, and where each slice begins among them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import DataError
+from lit_data.io.volumes.volume import Spacing, Triple
+from lit_data.types import Array
+
+VALUE_DTYPES = ("uint8", "int16", "float32")
+LABEL_DTYPES = ("uint8", "uint16", "int32")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelIndex:
+    """All labelled voxels, class by class, occupied or not.
+
+    Args:
+        shape: (z, y, x) of the volume.
+        classes: [K] int32, the labels other than 0 that occur, ascending.
+        starts: [K + 1] int64, where each class begins in ``positions``.
+        positions: [M] flat C-order positions, ascending within a class; dtype as in ``SparseVolume``.
+    """
+
+    shape: Triple
+    classes: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    positions: Array
+
+    def __post_init__(self) -> None:
+        _check_starts(self.starts, len(self.classes), len(self.positions), "classes")
+
+    def of(self, label: int) -> Array:
+        """Flat positions of one class, a view; empty if the class does not occur."""
+        row = int(np.searchsorted(self.classes, label))
+        if row == len(self.classes) or self.classes[row] != label:
+            return self.positions[:0]
+        return self.positions[self.starts[row] : self.starts[row + 1]]
+
+    def window(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
+        """Labels of a box: [D, H, W] int32, 0 where there is none and outside the volume.
+
+        Args:
+            start: (z, y, x) of its first voxel.
+            size: (D, H, W).
+        """
+        box = np.zeros(tuple(size), np.int32)
+        for label in self.classes.tolist():
+            positions = self.of(label)
+            rows = _find_rows(positions, self.shape, start, size)
+            places, _ = _place(positions[rows], self.shape, start, size)
+            box.reshape(-1)[places] = label
+        return box
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseVolume:
+    """The occupied voxels of one volume; arrays may be read-only views of a memory map.
+
+    Args:
+        positions: [N] flat C-order positions, ascending; int32 in volumes of fewer than 2**31 voxels, else int64.
+        values: [N] Hounsfield units: uint8 for masks, int16 where exact, else float32.
+        shape: (z, y, x) of the volume.
+        spacing_mm: (z, y, x).
+        slices: [z + 1] int64, where each slice begins in ``positions``.
+        affine: See ``Volume``; None if unknown.
+        low_hu: Voxels above this are occupied ...
+        high_hu: ... up to and with this one; None for no limit.
+        labels: [N] label of each occupied voxel; None without labels.
+        label_index: All labelled voxels, also those that are not occupied; None without labels.
+
+    Raises:
+        DataError: the arrays do not fit together.
+    """
+
+    positions: Array
+    values: Array
+    shape: Triple
+    spacing_mm: Spacing
+    slices: NDArray[np.int64]
+    affine: Array | None = None
+    low_hu: float = 0.0
+    high_hu: float | None = None
+    labels: Array | None = None
+    label_index: LabelIndex | None = None
+
+    def __post_init__(self) -> None:
+        points = len(self.positions)
+        if self.positions.dtype != index_dtype(self.shape) or self.values.dtype.name not in VALUE_DTYPES:
+            raise DataError(f"positions {self.positions.dtype} and values {self.values.dtype} of a sparse volume")
+        if len(self.values) != points or (self.labels is not None and len(self.labels) != points):
+            raise DataError(f"{points} positions but {len(self.values)} values, or another number of labels")
+        _check_starts(self.slices, self.shape[0], points, "slices")
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = [self.positions, self.values, self.slices, self.labels]
+        if self.label_index is not None:
+            arrays += [self.label_index.positions, self.label_index.classes, self.label_index.starts]
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the volume as a dense array of the values' dtype."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.values.dtype.itemsize
+
+    def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
+        """Coordinates of the occupied voxels.
+
+        Args:
+            rows: [n] which of them; None for all.
+
+        Returns:
+            [n, 3] int32 (z, y, x).
+        """
+        _, height, width = self.shape
+        flat = self.positions if rows is None else self.positions[rows]
+        coords = np.empty((len(flat), 3), np.int32)
+        line = flat // width
+        coords[:, 2] = flat - line * width
+        if rows is None:
+            coords[:, 0] = np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.slices))
+        else:
+            coords[:, 0] = line // height
+        coords[:, 1] = line - coords[:, 0] * height
+        return coords
+
+    def rows_in(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int64]:
+        """Which of the occupied voxels lie in the slices and rows of a box and may lie in it: [n] int64, ascending."""
+        first, last = np.clip([start[0], start[0] + size[0]], 0, self.shape[0]).tolist()
+        begin, end = int(self.slices[first]), int(self.slices[max(first, last)])
+        return begin + _find_rows(self.positions[begin:end], self.shape, start, size)
+
+    def window(self, start: Sequence[int], size: Sequence[int], fill: float) -> Array:
+        """Values of a box; touches the voxels of its slices and rows alone.
+
+        Args:
+            start: (z, y, x) of its first voxel; may lie outside the volume.
+            size: (D, H, W).
+            fill: Value of voxels that are not occupied, and of those outside the volume.
+
+        Returns:
+            [D, H, W] of the dtype of ``values``.
+        """
+        return self._spread(self.values, start, size, fill)
+
+    def window_labels(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
+        """Labels of a box, also where it is not occupied: [D, H, W] int32, 0 where there is none.
+
+        Raises:
+            DataError: the volume has no labels.
+        """
+        if self.label_index is None:
+            raise DataError("the volume has no labels; put them beside it as NAME_labels.*")
+        return self.label_index.window(start, size)
+
+    def dense(self, fill: float) -> Array:
+        """The whole volume: [z, y, x], ``fill`` where it is not occupied."""
+        volume = np.full(self.shape, fill, self.values.dtype)
+        volume.reshape(-1)[self.positions] = self.values
+        return volume
+
+    def _spread(self, values: Array, start: Sequence[int], size: Sequence[int], fill: float) -> Array:
+        box = np.full(tuple(size), fill, values.dtype)
+        rows = self.rows_in(start, size)
+        places, inside = _place(self.positions[rows], self.shape, start, size)
+        box.reshape(-1)[places] = values[rows[inside]]
+        return box
+
+
+def index_dtype(shape: Triple) -> "np.dtype[Any]":
+    """Dtype of flat positions in a volume."""
+    return np.dtype(np.int32 if int(np.prod(shape, dtype=np.float64)) < 2**31 else np.int64)
+
+
+def _find_rows(positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int64]:
+    """Rows of ``positions`` in the slices and lines of a box: one stretch a slice, found by bisection."""
+    _, height, width = shape
+    z = np.arange(max(start[0], 0), min(start[0] + size[0], shape[0]), dtype=np.int64)
+    first, last = np.clip([start[1], start[1] + size[1]], 0, height).tolist()
+    if not len(z) or first >= last:
+        return np.zeros(0, np.int64)
+    # Keys of another dtype than the positions would make a copy of all of them; the last voxel fits where the one
+    # behind it may not.
+    begins = np.searchsorted(positions, ((z * height + first) * width).astype(positions.dtype))
+    ends = np.searchsorted(positions, ((z * height + last) * width - 1).astype(positions.dtype), side="right")
+    lengths = ends - begins
+    offsets = begins - (np.cumsum(lengths) - lengths)
+    return np.repeat(offsets, lengths) + np.arange(int(lengths.sum()))
+
+
+def _place(
+    positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Flat places in the box of those positions that lie in it, and which ones these are."""
+    _, height, width = shape
+    line = positions.astype(np.int64) // width
+    x = positions - line * width - start[2]
+    inside = (x >= 0) & (x < size[2])
+    line, x = line[inside], x[inside]
+    z = line // height
+    places = ((z - start[0]) * size[1] + (line - z * height - start[1])) * size[2] + x
+    return places, inside
+
+
+def _check_starts(starts: Array, count: int, length: int, what: str) -> None:
+    ends_right = len(starts) == count + 1 and starts[0] == 0 and starts[-1] == length
+    if not ends_right or (starts[1:] < starts[:-1]).any():
+        raise DataError(f"the {what} of a sparse volume do not share out its {length} positions")

@@ -1,0 +1,185 @@
+"""The sparse store: the occupied voxels of all volumes of a data set, indexed once, mapped by every worker."""
+
+import logging
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.filesize import decimal
+
+from lit_data.errors import StoreError
+from lit_data.io.problems import show_path
+from lit_data.io.survey import OnBad
+from lit_data.io.volumes.indexing import IndexOptions
+from lit_data.io.volumes.mapped import MappedFiles
+from lit_data.io.volumes.sources import VolumeSource
+from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.io.volumes.sparse_build import BuildPlan, build_files, make_folder
+from lit_data.io.volumes.sparse_file import SparseHeader, read_sparse_header
+from lit_data.io.volumes.sparse_writer import SUFFIX
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What became of the volumes of a store.
+
+    Attributes:
+        volumes: Stored.
+        refused: Left out because they are bad.
+        points: Occupied voxels of all.
+        dense_bytes: Of all volumes as dense arrays of their values' dtype.
+        sparse_bytes: Of all files.
+        ratio: Sparse by dense.
+    """
+
+    volumes: int
+    refused: int
+    points: int
+    dense_bytes: int
+    sparse_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """See the class."""
+        return self.sparse_bytes / max(self.dense_bytes, 1)
+
+    def __str__(self) -> str:
+        sizes = f"{decimal(self.dense_bytes)} dense, {decimal(self.sparse_bytes)} sparse ({self.ratio:.2%})"
+        return f"{self.volumes} volumes, {self.points} occupied voxels: {sizes}; {self.refused} refused"
+
+
+class SparseStore:
+    """Sparse volumes by number, as read-only views of memory maps. Make one with ``build`` or ``open``.
+
+    On disk it is a folder with one file per volume (see ``sparse_file``), named by the volume's key. Files are
+    published whole and never changed; a build that was killed goes on where it was. A store pickles as its paths alone.
+
+    Attributes:
+        path: The folder; one for each set of options.
+        counts: [n] int64, occupied voxels of each volume.
+        skipped: (path, what is wrong) of each volume that was left out.
+    """
+
+    def __init__(self, paths: Sequence[Path], skipped: tuple[tuple[str, str], ...] = ()) -> None:
+        self._paths = [Path(path) for path in paths]
+        self.path = self._paths[0].parent
+        self.skipped = skipped
+        self._headers: list[SparseHeader] = [read_sparse_header(path) for path in self._paths]
+        self.counts: NDArray[np.int64] = np.array([header.points for header in self._headers], np.int64)
+        self._open = MappedFiles()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open the folder of a store, all its volumes sorted by name; the dense volumes are not needed.
+
+        Args:
+            path: The folder, ``store.path``.
+
+        Raises:
+            StoreError: no store there, or it cannot be read.
+            StoreCorruptError: a file is damaged.
+        """
+        paths = sorted(Path(path).glob(f"*{SUFFIX}"))
+        if not paths:
+            raise StoreError(f"no sparse store at {show_path(path)}; run `python -m lit_data prepare` to make it")
+        names = {file: read_sparse_header(file).name for file in paths}
+        return cls(sorted(paths, key=lambda file: (names[file], file.name)))
+
+    @classmethod
+    def build(
+        cls,
+        sources: Sequence[VolumeSource],
+        folder: str | os.PathLike[str],
+        *,
+        options: IndexOptions,
+        processes: int = 1,
+        on_bad: OnBad = "error",
+        wait_s: float = 3600,
+        progress: bool = True,
+    ) -> Self:
+        """Open the store of these volumes, indexing first those that have no file yet.
+
+        Args:
+            sources: The volumes, at least one.
+            folder: Holds the stores of one data set, each in a folder named by its options.
+            options: Which voxels are occupied.
+            processes: That index at the same time; 1 works in this one.
+            on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out and lists them.
+            wait_s: Longest wait for another process that builds in the same folder.
+            progress: Show a bar on work that takes longer than two seconds, and the sizes.
+
+        Raises:
+            ConfigError: an argument is not allowed.
+            DataError: volumes are bad.
+            StoreSpaceError: the disk has no room.
+            StoreBusyError: another process still builds after ``wait_s``.
+            StoreCorruptError: a file exists and is damaged.
+            StoreError: the folder cannot be read or written.
+            WorkerDiedError: a process died.
+        """
+        plan = BuildPlan(tuple(sources), make_folder(folder, options), options, processes, on_bad, wait_s, progress)
+        paths, bad = build_files(plan)
+        store = cls(paths, bad)
+        if bad:
+            log.warning("%s: skipped %d bad volumes; the first: %s", show_path(folder), len(bad), bad[0][1])
+        if progress:
+            log.info("sparse store in %s: %s", show_path(store.path), store.report())
+        return store
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> SparseVolume:
+        """Map one volume; nothing is read before it is used.
+
+        Raises:
+            StoreCorruptError: its file is damaged.
+        """
+        return self._open.open(self._paths[operator.index(index)])
+
+    def __repr__(self) -> str:
+        return f"SparseStore({self.report()}, {self.path})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._paths, self.skipped)
+
+    def name(self, index: int) -> str:
+        """Path of the source of one volume."""
+        return self._headers[index].path
+
+    def header(self, index: int) -> SparseHeader:
+        """What is known of one volume without its voxels: shape, spacing, points."""
+        return self._headers[index]
+
+    def file(self, index: int) -> Path:
+        """The file of one volume."""
+        return self._paths[index]
+
+    def check_size(self) -> None:
+        """Hold the length of every file against its header; cheap.
+
+        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be caught, so whoever
+        sees a worker die that way asks here first.
+
+        Raises:
+            StoreCorruptError: a file is not as long as its header says.
+        """
+        for path in self._paths:
+            read_sparse_header(path)
+
+    def report(self) -> StoreReport:
+        """Sizes, points and refused volumes."""
+        return StoreReport(
+            volumes=len(self),
+            refused=len(self.skipped),
+            points=int(self.counts.sum()),
+            dense_bytes=sum(header.dense_bytes for header in self._headers),
+            sparse_bytes=sum(header.nbytes for header in self._headers),
+        )

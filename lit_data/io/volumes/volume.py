@@ -1,0 +1,214 @@
+"""A dense volume that is read slab by slab, whatever it is stored in."""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+
+from lit_data.errors import DataError
+from lit_data.io.source import naming
+from lit_data.io.volumes.hounsfield import StoredScale
+from lit_data.types import Array
+
+Triple = tuple[int, int, int]
+"""(z, y, x) in voxels."""
+
+Spacing = tuple[float, float, float]
+"""(z, y, x) in mm."""
+
+MAX_SLICE_BYTES: Final = 2**30
+SLAB_BYTES: Final = 2 * 2**20
+"""Default of a slab: it stays in the cache of a core while it is compared."""
+
+
+class SliceReader(Protocol):
+    """Stored numbers of a file by slices."""
+
+    @property
+    def shape(self) -> Triple:
+        """Slices, rows, columns."""
+
+    def read(self, begin: int, end: int) -> Array:
+        """Slices ``begin`` to ``end``: [n, y, x] as stored."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class Volume:
+    """Hounsfield units of one volume, read in slabs; the base of what is read from a file and of what is resampled.
+
+    Args:
+        name: Of the file, for messages.
+        shape: (z, y, x).
+        dtype: Of the Hounsfield units: bool, uint8, int16 or float32.
+        spacing_mm: (z, y, x) distance of neighbouring voxels.
+        affine: [4, 4] from voxel numbers in the order (x, y, z) to mm (right, anterior, superior); None if unknown.
+
+    Attributes:
+        known_hu: (low, high) outside of which values were lost when the file was made; None if none were.
+        labels: Labels that came in the same file.
+
+    Raises:
+        DataError: no voxels, slices of more than 1 GiB, or a spacing that is not above 0.
+    """
+
+    known_hu: tuple[float, float | None] | None = None
+    labels: "Volume | None" = None
+
+    def __init__(
+        self, name: str, *, shape: Triple, dtype: "np.dtype[Any]", spacing_mm: Spacing, affine: Array | None
+    ) -> None:
+        self.name, self.shape, self.dtype, self.spacing_mm, self.affine = name, shape, dtype, spacing_mm, affine
+        if len(shape) != 3 or min(shape) < 1:
+            raise DataError(f"shape {shape}; a volume has three axes (z, y, x) with voxels along each")
+        if self.slice_bytes > MAX_SLICE_BYTES:
+            raise DataError(
+                f"shape {shape}: a slice takes {self.slice_bytes} bytes, at most {MAX_SLICE_BYTES} are read"
+            )
+        if not all(math.isfinite(mm) and mm > 0 for mm in spacing_mm):
+            raise DataError(f"voxel spacing {spacing_mm} mm; each must be above 0, correct it in the file's header")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {self.shape}, {self.dtype}, {self.spacing_mm} mm)"
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of one slice of Hounsfield units."""
+        return self.shape[1] * self.shape[2] * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all Hounsfield units."""
+        return self.shape[0] * self.slice_bytes
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes that reading one slice takes."""
+        return self.slice_bytes
+
+    def read(self, begin: int, end: int) -> Array:
+        """Slices ``begin`` to ``end``: [n, y, x] Hounsfield units of ``dtype``; fastest from the first to the last.
+
+        Raises:
+            DataError: the file is damaged, or has NaN or infinite voxels that nothing replaces.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the files."""
+
+    def slabs(self, slab_bytes: int = SLAB_BYTES) -> Iterator[tuple[int, int]]:
+        """First and last slice of each slab that stays within so many bytes, at least one slice each."""
+        count = max(1, slab_bytes // max(self.work_bytes, 1))
+        for begin in range(0, self.shape[0], count):
+            yield begin, min(begin + count, self.shape[0])
+
+
+class FileVolume(Volume):
+    """A volume as its file holds it.
+
+    Args:
+        name: Path, for messages.
+        reader: Reads stored numbers.
+        scale: Makes Hounsfield units of them.
+        spacing_mm: See ``Volume``.
+        affine: See ``Volume``.
+        nan_fill: Replaces NaN and infinite voxels; None makes them an error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reader: SliceReader,
+        scale: StoredScale,
+        *,
+        spacing_mm: Spacing = (1.0, 1.0, 1.0),
+        affine: Array | None = None,
+        nan_fill: float | None = None,
+    ) -> None:
+        super().__init__(name, shape=reader.shape, dtype=scale.dtype, spacing_mm=spacing_mm, affine=affine)
+        self._reader, self._scale, self._nan_fill = reader, scale, nan_fill
+
+    def read(self, begin: int, end: int) -> Array:
+        """See ``Volume.read``."""
+        with naming(self.name):
+            slab = self._scale.apply(self._reader.read(begin, end))
+            return slab if slab.dtype.kind != "f" else self._check_finite(slab, begin)
+
+    def close(self) -> None:
+        """Close the file, and with it the labels that came in it."""
+        self._reader.close()
+        if self.labels is not None:
+            self.labels.close()
+
+    def _check_finite(self, slab: Array, begin: int) -> Array:
+        finite = np.isfinite(slab)
+        if finite.all():
+            return slab
+        if self._nan_fill is not None:
+            return np.where(finite, slab, np.float32(self._nan_fill))
+        z, y, x = np.unravel_index(int(finite.argmin()), slab.shape)
+        count = slab.size - int(finite.sum()) + self._count_rest(begin + len(slab))
+        raise DataError(
+            f"{count} NaN or infinite voxels, the first at z {begin + z}, y {y}, x {x}; set nan_fill= to replace them"
+        )
+
+    def _count_rest(self, begin: int) -> int:
+        count = 0
+        with suppress(DataError):  # the rest is damaged: what was found is enough for a message
+            for first, last in self.slabs():
+                if last > begin:
+                    slab = self._scale.apply(self._reader.read(max(first, begin), last))
+                    count += slab.size - int(np.isfinite(slab).sum())
+        return count
+
+
+class ArraySlices:
+    """Slices of an array in memory."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.shape: Triple = array.shape  # Volume checks the number of axes
+
+    def read(self, begin: int, end: int) -> Array:
+        """See ``SliceReader``."""
+        return self._array[begin:end]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def wrap_array(
+    array: Array,
+    *,
+    name: str = "array",
+    spacing_mm: Spacing = (1.0, 1.0, 1.0),
+    affine: Array | None = None,
+    nan_fill: float | None = None,
+) -> Volume:
+    """Read an array in memory as a volume.
+
+    Args:
+        array: [z, y, x] Hounsfield units, or a mask.
+        name: For messages.
+        spacing_mm: (z, y, x).
+        affine: See ``Volume``.
+        nan_fill: Replaces NaN and infinite voxels; None makes them an error.
+
+    Raises:
+        DataError: not three axes, or a dtype that holds no Hounsfield units.
+    """
+    scale = StoredScale(array.dtype)
+    return FileVolume(name, ArraySlices(array), scale, spacing_mm=spacing_mm, affine=affine, nan_fill=nan_fill)

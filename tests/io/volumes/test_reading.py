@@ -1,0 +1,210 @@
+"""Reading dense volumes: what each kind of file gives, and what is refused."""
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.volumes import find_volumes, open_volume, wrap_array
+from lit_data.io.volumes.reading import open_labels
+from lit_data.types import Array
+
+SHAPE = (5, 4, 3)
+
+
+@pytest.fixture
+def volume() -> Array:
+    return np.random.default_rng(0).integers(-1000, 2000, SHAPE, dtype=np.int16)
+
+
+def _nibabel() -> Any:
+    return pytest.importorskip("nibabel")
+
+
+def _write_npy(path: Path, volume: Array) -> Path:
+    np.save(path / "v.npy", volume)
+    return path / "v.npy"
+
+
+def _write_npy_fortran(path: Path, volume: Array) -> Path:
+    return _write_npy(path, np.asfortranarray(volume))
+
+
+def _write_npz(path: Path, volume: Array) -> Path:
+    np.savez_compressed(path / "v.npz", volume=volume, note=np.array("CT"))
+    return path / "v.npz"
+
+
+def _write_npz_fortran(path: Path, volume: Array) -> Path:
+    return _write_npz(path, np.asfortranarray(volume))
+
+
+def _write_nifti(path: Path, volume: Array, name: str = "v.nii.gz") -> Path:
+    nib = _nibabel()
+    image = nib.Nifti1Image(volume.T, np.diag([0.5, 0.6, 2.0, 1.0]))
+    image.header.set_xyzt_units("mm")
+    nib.save(image, path / name)
+    return path / name
+
+
+def _write_nii(path: Path, volume: Array) -> Path:
+    return _write_nifti(path, volume, "v.nii")
+
+
+WRITERS = [_write_npy, _write_npy_fortran, _write_npz, _write_npz_fortran, _write_nifti, _write_nii]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("dtype", ["<i2", ">i2", "<i4", "<f4", "<f8"])
+def test_every_kind_gives_the_same_slices_in_any_order(
+    tmp_path: Path, volume: Array, write: Callable[[Path, Array], Path], dtype: str
+) -> None:
+    with open_volume(write(tmp_path, volume.astype(dtype))) as opened:
+        assert opened.shape == SHAPE
+        assert opened.dtype == (np.int16 if dtype.endswith("i2") else np.float32)
+        for begin, end in [(0, 2), (2, 5), (1, 4), (0, 5), (4, 5)]:
+            slab = opened.read(begin, end)
+            assert slab.dtype == opened.dtype
+            np.testing.assert_array_equal(slab, volume[begin:end])
+
+
+def test_spacing_and_affine_come_from_the_header(tmp_path: Path, volume: Array) -> None:
+    with open_volume(_write_nifti(tmp_path, volume)) as opened:
+        assert opened.spacing_mm == pytest.approx((2.0, 0.6, 0.5))
+        assert opened.affine is not None
+        np.testing.assert_allclose(opened.affine, np.diag([0.5, 0.6, 2.0, 1.0]), rtol=1e-6)
+    np.savez(tmp_path / "s.npz", ct=volume, spacing_mm=np.array([3.0, 1.0, 1.5]))
+    with open_volume(tmp_path / "s.npz") as opened:
+        assert opened.spacing_mm == (3.0, 1.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("slope", "intercept", "factor", "added"),
+    [(np.nan, np.nan, 1, 0), (0.0, 5.0, 1, 0), (np.inf, 0, 1, 0), (2.0, np.nan, 2, 0), (1.0, -1024.0, 1, -1024)],
+)
+@pytest.mark.parametrize("dtype", ["<i2", "<i4"])
+def test_scale_fields_of_nifti_that_mean_nothing_change_nothing(
+    tmp_path: Path, volume: Array, slope: float, intercept: float, factor: int, added: int, dtype: str
+) -> None:
+    path = _write_nii(tmp_path, volume.astype(dtype))
+    raw = bytearray(path.read_bytes())
+    raw[112:120] = struct.pack("<ff", slope, intercept)
+    path.write_bytes(raw)
+    with open_volume(path) as opened:
+        np.testing.assert_array_equal(opened.read(0, 5), volume.astype(np.int32) * factor + added)
+
+
+def test_nan_and_infinite_voxels_are_counted_and_the_first_is_named(tmp_path: Path, volume: Array) -> None:
+    values = volume.astype(np.float32)
+    values[1, 2, 0], values[1, 3, 1], values[4, 0, 0] = np.nan, np.inf, -np.inf
+    with open_volume(_write_npz(tmp_path, values)) as opened:
+        opened.read(0, 1)
+        with pytest.raises(
+            DataError, match=r"v.npz: 3 NaN or infinite voxels, the first at z 1, y 2, x 0; set nan_fil"
+        ):
+            opened.read(1, 2)
+    with open_volume(tmp_path / "v.npz", nan_fill=-1024) as opened:
+        expected = np.where(np.isfinite(values), values, -1024)
+        np.testing.assert_array_equal(opened.read(0, 5), expected)
+
+
+def test_an_archive_of_several_volumes_needs_a_name(tmp_path: Path, volume: Array) -> None:
+    np.savez(tmp_path / "v.npz", one=volume, two=volume + 1)
+    with pytest.raises(DataError, match="2 arrays of three axes out of one, two; name one with npz_key="):
+        open_volume(tmp_path / "v.npz")
+    with pytest.raises(DataError, match="no array 'three'; it holds one, two"):
+        open_volume(tmp_path / "v.npz", npz_key="three")
+    with open_volume(tmp_path / "v.npz", npz_key="two") as opened:
+        np.testing.assert_array_equal(opened.read(0, 5), volume + 1)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((3, 4), np.int16), "three axes"),
+        (np.zeros((2, 0, 4), np.int16), "three axes"),
+        (np.zeros((2, 3, 4), np.complex64), "dtype complex64"),
+        (np.zeros((2, 3, 4), object), "Python objects"),
+    ],
+)
+def test_arrays_that_are_no_volumes_are_refused(tmp_path: Path, array: Array, message: str) -> None:
+    np.save(tmp_path / "v.npy", array, allow_pickle=True)
+    with pytest.raises(DataError, match=f"v.npy: .*{message}"):
+        open_volume(tmp_path / "v.npy")
+
+
+@pytest.mark.parametrize("write", [_write_npy, _write_npz, _write_nii])
+def test_files_that_are_cut_short_are_refused_when_they_are_opened(
+    tmp_path: Path, volume: Array, write: Callable[[Path, Array], Path]
+) -> None:
+    path = write(tmp_path, volume)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"v\.n"):
+        open_volume(path)
+
+
+def test_a_packed_file_that_is_cut_or_flipped_is_refused_when_it_is_read(tmp_path: Path, volume: Array) -> None:
+    path = _write_nifti(tmp_path, volume)
+    whole = path.read_bytes()
+    path.write_bytes(gzip.compress(gzip.decompress(whole)[:-7]))
+    with (
+        open_volume(path) as opened,
+        pytest.raises(DataError, match="cut short: 7 of 24 bytes are missing from slice 4"),
+    ):
+        opened.read(4, 5)
+    path.write_bytes(whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:])
+    with open_volume(path) as opened, pytest.raises(DataError, match=r"v\.nii\.gz.*CRC"):
+        opened.read(0, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda raw: b"no volume" * 100, "not a NIfTI file"),
+        (lambda raw: raw[:344] + b"ni1\0" + raw[348:], "without its voxels"),
+        (lambda raw: raw[:76] + struct.pack("<4f", 1, 0.5, 0.6, np.nan) + raw[92:], "voxel spacing"),
+        (lambda raw: raw[:70] + struct.pack("<hh", 32, 64) + raw[74:], "dtype complex64"),
+        (lambda raw: raw[:40] + struct.pack("<5h", 4, 3, 4, 5, 2) + raw[50:], "take one volume out of it"),
+        (lambda raw: raw[:40] + struct.pack("<4h", 3, 32000, 32000, 5) + raw[48:], "a slice takes"),
+    ],
+)
+def test_nifti_headers_that_make_no_volume_are_refused(
+    tmp_path: Path, volume: Array, change: Callable[[bytes], bytes], message: str
+) -> None:
+    path = _write_nifti(tmp_path, volume)
+    path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+    with pytest.raises(DataError, match=f"v.nii.gz: .*{message}"):
+        open_volume(path)
+
+
+def test_a_missing_library_says_what_to_install(tmp_path: Path, volume: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _write_nifti(tmp_path, volume)
+    monkeypatch.setitem(__import__("sys").modules, "nibabel", None)
+    with pytest.raises(ConfigError, match=r'nibabel is not installed; pip install "lit_data\[medical\]"'):
+        open_volume(path)
+
+
+def test_slabs_share_out_the_slices(volume: Array) -> None:
+    opened = wrap_array(volume)
+    assert list(opened.slabs(2 * opened.slice_bytes)) == [(0, 2), (2, 4), (4, 5)]
+    assert list(opened.slabs(1)) == [(z, z + 1) for z in range(5)]
+
+
+@pytest.mark.parametrize(("flip", "warned"), [(1, 0), (-1, 1)])
+def test_labels_that_lie_elsewhere_are_told(
+    tmp_path: Path, volume: Array, flip: int, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    nib = _nibabel()
+    nib.save(nib.Nifti1Image(volume.T, np.eye(4)), tmp_path / "v.nii")
+    nib.save(nib.Nifti1Image(np.ones(SHAPE[::-1], np.uint8), np.diag([1, flip, 1, 1])), tmp_path / "v_labels.nii")
+    (source,) = find_volumes(tmp_path)
+    with open_volume(source) as opened:
+        labels = open_labels(source, opened)
+        assert labels is not None
+        labels.close()
+    assert caplog.text.count("are its axes turned?") == warned

@@ -1,0 +1,78 @@
+"""The real volumes beside the checkout."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_data.io.volumes import (
+    IndexOptions,
+    Resolution,
+    SparseStore,
+    find_volumes,
+    open_volume,
+    read_sparse_npz,
+    write_npz,
+)
+
+pytestmark = pytest.mark.data
+pytest.importorskip("nibabel")
+pytest.importorskip("pydicom")
+
+EXPECTED = {
+    "abdomen_20x512x512_hu_int16": ((20, 512, 512), (1, 1, 1)),
+    "body_3mm_122x101x30": ((30, 101, 122), (3, 3, 3)),
+    "chest_1p5mm_122x102x112": ((112, 102, 122), (1.5, 1.5, 1.5)),
+    "dicom/phantom_ub1mm": ((1, 512, 512), (1, 0.451, 0.451)),
+    "dicom/phantom_ub5mm": ((1, 512, 512), (5, 0.451, 0.451)),
+    "dicom/phantom_ya1mm": ((1, 512, 512), (1, 0.451, 0.451)),
+    "phantom_512x512x16_hu_int16": ((16, 512, 512), (1, 0.451, 0.451)),
+}
+
+
+def test_all_are_found_and_read_as_int16(shared_data: Path) -> None:
+    sources = find_volumes(shared_data / "ct")
+    assert [source.name for source in sources] == list(EXPECTED)
+    assert [source.name for source in sources if source.labels] == ["body_3mm_122x101x30"]
+    for source in sources:
+        with open_volume(source) as volume:
+            shape, spacing_mm = EXPECTED[source.name]
+            assert (volume.shape, volume.dtype) == (shape, np.int16)
+            assert volume.spacing_mm == pytest.approx(spacing_mm, abs=1e-3)
+            values = volume.read(0, 1)
+            assert -1200 <= values.min() < -800  # air is in the picture
+
+
+def test_nifti_agrees_with_nibabel_voxel_by_voxel(shared_data: Path) -> None:
+    import nibabel
+
+    path = shared_data / "ct" / "body_3mm_122x101x30.nii.gz"
+    image = nibabel.load(path)
+    with open_volume(path) as volume:
+        slabs = [volume.read(begin, end) for begin, end in volume.slabs(100_000)]
+        np.testing.assert_array_equal(np.concatenate(slabs).T, np.asarray(image.dataobj))
+        np.testing.assert_allclose(volume.affine, image.affine)
+
+
+def test_a_store_of_them_holds_their_bones(shared_data: Path, tmp_path: Path) -> None:
+    sources = [source for source in find_volumes(shared_data / "ct") if source.kind != "npy"]
+    store = SparseStore.build(sources, tmp_path, options=IndexOptions(low_hu=300))
+    assert len(store) == 6
+    for number, source in enumerate(sources):
+        with open_volume(source) as volume:
+            dense = volume.read(0, volume.shape[0])
+        np.testing.assert_array_equal(store[number].coords(), np.argwhere(dense > 300))
+    body = store[0]
+    assert body.label_index is not None
+    assert len(body.label_index.classes) > 5
+    write_npz(body, tmp_path / "body.npz")
+    np.testing.assert_array_equal(read_sparse_npz(tmp_path / "body.npz").positions, body.positions)
+
+
+def test_resampling_keeps_the_share_of_bone(shared_data: Path, tmp_path: Path) -> None:
+    (source,) = find_volumes(shared_data / "ct" / "chest_1p5mm_122x102x112.nii.gz")
+    shares = []
+    for resolution in (Resolution(), Resolution(spacing_mm=2.0)):
+        store = SparseStore.build([source], tmp_path, options=IndexOptions(low_hu=100, resolution=resolution))
+        shares.append(len(store[0]) / np.prod(store[0].shape))
+    assert shares[1] == pytest.approx(shares[0], rel=0.1)

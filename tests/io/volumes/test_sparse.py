@@ -1,0 +1,145 @@
+"""The sparse index is what argwhere gives, and windows of it are windows of the volume."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.volumes import IndexOptions, SparseVolume, index_volume, wrap_array
+from lit_data.io.volumes.occupied import find_true
+from lit_data.types import Array
+
+SHAPE = (7, 9, 13)
+BOXES = [
+    ((0, 0, 0), SHAPE),
+    ((2, 3, 4), (3, 4, 5)),
+    ((-2, -3, -4), (5, 6, 7)),
+    ((5, 7, 11), (9, 9, 9)),
+    ((7, 0, 0), (2, 2, 2)),
+]
+
+
+def _draw(dtype: Any = np.int16, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    if dtype == np.bool_:
+        return rng.random(SHAPE) < 0.1
+    volume = rng.integers(0, 200, SHAPE) if dtype == np.uint8 else rng.normal(-500, 400, SHAPE).round(1)
+    return volume.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int16, np.float32])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.5, None), (-700.25, 100.5), (0, 50), (-1e6, 1e6), (1e5, None), (-1e6, -1e5)]
+)
+@pytest.mark.parametrize("slab_bytes", [1, 700, 2**20])
+def test_the_index_is_what_argwhere_gives(dtype: Any, low: float, high: float | None, slab_bytes: int) -> None:
+    volume = _draw(dtype)
+    occupied = (volume > low) & (volume <= (np.inf if high is None else high))
+    sparse = index_volume(wrap_array(volume), low, high, slab_bytes=slab_bytes)
+    expected = np.argwhere(occupied)
+    assert sparse.positions.dtype == np.int32
+    np.testing.assert_array_equal(sparse.coords(), expected)
+    np.testing.assert_array_equal(sparse.values, volume[occupied])
+    np.testing.assert_array_equal(sparse.positions, np.ravel_multi_index(tuple(expected.T), SHAPE))
+    np.testing.assert_array_equal(np.diff(sparse.slices), occupied.sum(axis=(1, 2)))
+
+
+def test_whole_floats_are_kept_in_two_bytes() -> None:
+    volume = _draw(np.float32)
+    assert index_volume(wrap_array(volume), 0).values.dtype == np.float32
+    assert index_volume(wrap_array(np.rint(volume)), 0).values.dtype == np.int16
+
+
+@pytest.mark.parametrize("density", [0, 0.001, 0.02, 0.3, 0.9, 1])
+@pytest.mark.parametrize("length", [0, 5, 64, 100_003])
+def test_true_places_are_what_flatnonzero_gives(density: float, length: int) -> None:
+    mask = np.random.default_rng(1).random(length + 3) < density
+    for part in (mask[:length], mask[3:]):
+        np.testing.assert_array_equal(find_true(part), np.flatnonzero(part))
+
+
+@pytest.mark.parametrize(("start", "size"), BOXES)
+def test_a_window_is_cut_out_of_the_volume_that_fill_surrounds(start: Any, size: Any) -> None:
+    volume = _draw()
+    sparse = index_volume(wrap_array(volume), -400)
+    around = np.pad(np.where(volume > -400, volume, -1024), 20, constant_values=-1024)
+    expected = around[tuple(slice(20 + s, 20 + s + n) for s, n in zip(start, size, strict=True))]
+    window = sparse.window(start, size, -1024)
+    assert window.dtype == np.int16
+    np.testing.assert_array_equal(window, expected)
+
+
+def test_coordinates_of_some_voxels_and_the_dense_volume() -> None:
+    volume = _draw()
+    sparse = index_volume(wrap_array(volume), -400)
+    rows = np.array([5, 0, len(sparse) - 1])
+    np.testing.assert_array_equal(sparse.coords(rows), sparse.coords()[rows])
+    np.testing.assert_array_equal(sparse.dense(-1024), np.where(volume > -400, volume, -1024))
+    assert sparse.dense_bytes == volume.nbytes
+
+
+@pytest.mark.parametrize("slab_bytes", [1, 500, 2**20])
+def test_labels_are_kept_where_voxels_are_occupied_and_where_not(slab_bytes: int) -> None:
+    volume, labels = _draw(), np.random.default_rng(2).choice([0, 0, 0, 1, 7, 300], SHAPE).astype(np.int32)
+    sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels), slab_bytes=slab_bytes)
+    assert sparse.labels is not None
+    assert sparse.label_index is not None
+    assert sparse.labels.dtype == np.uint16
+    np.testing.assert_array_equal(sparse.labels, labels[volume > -400])
+    assert sparse.label_index.classes.tolist() == [1, 7, 300]
+    for label in (1, 7, 300, 5):
+        np.testing.assert_array_equal(sparse.label_index.of(label), np.flatnonzero(labels == label))
+    around = np.pad(labels, 20)
+    for start, size in BOXES:
+        expected = around[tuple(slice(20 + s, 20 + s + n) for s, n in zip(start, size, strict=True))]
+        np.testing.assert_array_equal(sparse.window_labels(start, size), expected)
+
+
+def test_slices_without_labels_and_volumes_without_any_are_allowed() -> None:
+    volume, labels = _draw(), np.zeros(SHAPE, np.uint8)
+    for label, classes in ((0, []), (4, [4])):
+        labels[3, 2] = label
+        sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels), slab_bytes=1)
+        assert sparse.label_index is not None
+        assert sparse.label_index.classes.tolist() == classes
+        np.testing.assert_array_equal(sparse.window_labels((0, 0, 0), SHAPE), labels)
+
+
+def test_labels_that_do_not_fit_are_refused() -> None:
+    volume = _draw()
+    for labels, message in [
+        (np.zeros((9, 7, 13), np.uint8), r"labels of shape \(9, 7, 13\) \(turned\?\), but"),
+        (np.full(SHAPE, -1, np.int16), "label -1; labels are whole numbers"),
+        (np.full(SHAPE, 0.5, np.float32), "label 0.5; labels are whole numbers"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            index_volume(wrap_array(volume), 0, labels=wrap_array(labels))
+    with pytest.raises(DataError, match="no labels; put them beside it"):
+        index_volume(wrap_array(volume), 0).window_labels((0, 0, 0), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"low_hu": np.nan}, "occupied from nan"),
+        ({"low_hu": 5, "high_hu": 5}, "the second above the first"),
+        ({"low_hu": 0, "nan_fill": np.inf}, "nan_fill=inf"),
+        ({"low_hu": 0, "slab_bytes": 0}, "slab_bytes=0"),
+    ],
+)
+def test_options_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        IndexOptions(**options)
+
+
+def test_arrays_that_do_not_fit_together_are_refused() -> None:
+    good = index_volume(wrap_array(_draw()), 0)
+    for changed in (
+        {"values": good.values[1:]},
+        {"slices": good.slices[:-1]},
+        {"positions": good.positions.astype("i8")},
+    ):
+        arrays = {"positions": good.positions, "values": good.values, "slices": good.slices} | changed
+        with pytest.raises(DataError, match=r"positions|slices"):
+            SparseVolume(shape=SHAPE, spacing_mm=(1.0, 1.0, 1.0), **arrays)

@@ -1,0 +1,196 @@
+"""The sparse store: built once, by several processes, and never believed blindly."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
+from lit_data.io.volumes import (
+    IndexOptions,
+    Resolution,
+    SparseStore,
+    find_volumes,
+    index_volume,
+    open_bank,
+    sparse_build,
+    wrap_array,
+)
+from lit_data.io.volumes.mapped import MAX_OPEN
+from lit_data.io.volumes.sparse_file import read_sparse_header
+from lit_data.types import Array
+
+pytestmark = [pytest.mark.timeout(120)]
+
+SHAPE = (6, 20, 30)
+OPTIONS = IndexOptions(low_hu=500)
+
+
+def _write(folder: Path, count: int = 3, *, labels: bool = False) -> list[Array]:
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    volumes = [rng.integers(-1000, 1000, SHAPE, dtype=np.int16) for _ in range(count)]
+    for number, volume in enumerate(volumes):
+        np.save(folder / f"v{number}.npy", volume)
+        if labels:
+            np.save(folder / f"v{number}_labels.npy", (volume > 0).astype(np.uint8) * 3)
+    return volumes
+
+
+def _build(tmp_path: Path, **arguments: object) -> SparseStore:
+    settings = {"options": OPTIONS, "progress": False} | arguments
+    return SparseStore.build(find_volumes(tmp_path / "ct"), tmp_path / "cache", **settings)  # type: ignore[arg-type]
+
+
+def _check(store: SparseStore, volumes: list[Array]) -> None:
+    assert len(store) == len(volumes)
+    for sparse, volume in zip(store, volumes, strict=True):
+        np.testing.assert_array_equal(sparse.coords(), np.argwhere(volume > 500))
+        np.testing.assert_array_equal(sparse.values, volume[volume > 500])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_store_holds_what_the_volumes_hold(tmp_path: Path, processes: int) -> None:
+    volumes = _write(tmp_path / "ct", labels=True)
+    store = _build(tmp_path, processes=processes)
+    _check(store, volumes)
+    assert store.counts.tolist() == [int((volume > 500).sum()) for volume in volumes]
+    assert store.name(1) == str(tmp_path / "ct" / "v1.npy")
+    assert not store[0].positions.flags.writeable
+    for sparse, volume in zip(store, volumes, strict=True):
+        expected = index_volume(wrap_array(volume), 500, labels=wrap_array((volume > 0).astype(np.uint8) * 3))
+        for name in ("positions", "values", "slices", "labels"):
+            found, wanted = getattr(sparse, name), getattr(expected, name)
+            assert found.dtype == wanted.dtype
+            np.testing.assert_array_equal(found, wanted)
+        assert sparse.label_index is not None
+        np.testing.assert_array_equal(sparse.label_index.of(3), np.flatnonzero(volume > 0))
+    _check(SparseStore.open(store.path), volumes)
+    _check(pickle.loads(pickle.dumps(store)), volumes)
+
+
+def test_a_whole_store_is_opened_without_reading_a_dense_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volumes = _write(tmp_path / "ct")
+    _build(tmp_path)
+    monkeypatch.setattr(sparse_build, "write_volume", lambda *args: pytest.fail("built again"))
+    _check(_build(tmp_path), volumes)
+
+
+def test_only_what_changed_is_made_again_and_the_old_file_goes(tmp_path: Path) -> None:
+    volumes = _write(tmp_path / "ct")
+    first = _build(tmp_path)
+    old = first[1]
+    states = {path: path.stat().st_mtime_ns for path in first.path.iterdir()}
+    np.save(tmp_path / "ct" / "v1.npy", volumes[2])
+    second = _build(tmp_path)
+    _check(second, [volumes[0], volumes[2], volumes[2]])
+    assert second.file(0).stat().st_mtime_ns == states[second.file(0)]
+    assert not first.file(1).exists()
+    np.testing.assert_array_equal(old.values, volumes[1][volumes[1] > 500])  # its map reads on
+    assert len(list(second.path.glob("*.voxels"))) == 3
+
+
+def test_other_options_make_another_store_beside(tmp_path: Path) -> None:
+    _write(tmp_path / "ct")
+    stores = [
+        _build(tmp_path, options=options)
+        for options in (OPTIONS, IndexOptions(low_hu=501), IndexOptions(low_hu=500, resolution=Resolution(4)))
+    ]
+    assert len({store.path for store in stores}) == 3
+    assert stores[2][0].shape == (4, 4, 4)
+    assert _build(tmp_path, options=IndexOptions(low_hu=500, slab_bytes=1)).path == stores[0].path
+
+
+def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
+    volumes = _write(tmp_path / "ct")
+    np.save(tmp_path / "ct" / "a.npy", np.full(SHAPE, np.nan, np.float32))
+    (tmp_path / "ct" / "z.npy").write_bytes(b"no array")
+    for processes in (1, 2):
+        with pytest.raises(DataError, match=r"2 of 5 volumes are bad:\n.*a\.npy: 3600 NaN(.|\n)*z\.npy: not a NumPy"):
+            _build(tmp_path, processes=processes)
+    store = _build(tmp_path, on_bad="skip")
+    _check(store, volumes)
+    assert [Path(path).name for path, _ in store.skipped] == ["a.npy", "z.npy"]
+    report = store.report()
+    assert (report.volumes, report.refused, report.points) == (3, 2, int(store.counts.sum()))
+    assert report.dense_bytes == sum(volume.nbytes for volume in volumes)
+    assert report.sparse_bytes == sum(path.stat().st_size for path in store.path.glob("*.voxels"))
+    assert "3 volumes" in str(report)
+
+
+def test_a_set_of_bad_volumes_alone_is_refused_even_if_they_are_to_be_skipped(tmp_path: Path) -> None:
+    (tmp_path / "ct").mkdir()
+    (tmp_path / "ct" / "z.npy").write_bytes(b"no array")
+    with pytest.raises(DataError, match="1 of 1 volumes are bad"):
+        _build(tmp_path, on_bad="skip")
+
+
+def test_labels_of_another_shape_are_refused(tmp_path: Path) -> None:
+    _write(tmp_path / "ct", 1)
+    np.save(tmp_path / "ct" / "v0_seg.npy", np.zeros((6, 30, 20), np.uint8))
+    with pytest.raises(DataError, match=r"v0_seg\.npy: labels of shape \(6, 30, 20\) \(turned\?\)"):
+        _build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:-64],
+        lambda raw: raw + bytes(64),
+        lambda raw: raw.replace(b'"points": ', b'"points":  ', 1),
+        lambda raw: raw.replace(b'"v0"', b'"v9"', 1),
+        lambda raw: b"NOSPARSE" + raw[8:],
+        lambda raw: raw[:8] + (2**40).to_bytes(8, "little") + raw[16:],
+        lambda raw: b"",
+    ],
+)
+def test_a_damaged_file_is_never_read(tmp_path: Path, damage: object) -> None:
+    _write(tmp_path / "ct", 1)
+    path = _build(tmp_path).file(0)
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    for call in (lambda: _build(tmp_path), lambda: SparseStore.open(path.parent)):
+        with pytest.raises(StoreCorruptError, match="delete the folder"):
+            call()
+
+
+def test_a_folder_without_a_store_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no sparse store at"):
+        SparseStore.open(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [{"processes": 0}, {"on_bad": "ignore"}, {"wait_s": -1}])
+def test_arguments_that_are_not_allowed(tmp_path: Path, arguments: dict[str, object]) -> None:
+    _write(tmp_path / "ct", 1)
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        _build(tmp_path, **arguments)
+
+
+def test_many_volumes_need_few_descriptors(tmp_path: Path) -> None:
+    _write(tmp_path / "ct", 1)
+    first = _build(tmp_path).file(0)
+    paths = [first.with_name(f"{number}{first.suffix}") for number in range(2 * MAX_OPEN)]
+    for path in paths:
+        path.hardlink_to(first)
+    store = SparseStore(paths)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert sum(len(volume) for volume in store) == 2 * MAX_OPEN * len(store[0])
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= MAX_OPEN
+
+
+@pytest.mark.parametrize("precompute", [True, "lazy"])
+def test_a_file_that_is_cut_while_it_is_mapped_is_found(tmp_path: Path, precompute: Literal[True, "lazy"]) -> None:
+    _write(tmp_path / "ct")
+    bank = open_bank(
+        find_volumes(tmp_path / "ct"), tmp_path / "cache", options=OPTIONS, precompute=precompute, cache_data=True
+    )
+    assert len(bank[1]) > 0
+    bank.check_size()
+    path = next(path for path in (tmp_path / "cache").rglob("*.voxels") if read_sparse_header(path).name == "v1")
+    os.truncate(path, path.stat().st_size - 64)
+    with pytest.raises(StoreCorruptError, match=r"expected \d+ bytes, found \d+"):
+        bank.check_size()

@@ -17,6 +17,9 @@ from lit_data.rng import Stream, uniform
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+FILL: Final = 114
+"""Grey of what no tile covers, as in ultralytics (``data/augment.py``)."""
+
 _SAMPLE_DRAWS: Final = 6
 _SIDES_4: Final = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]])
 _SIDES_9: Final = np.array([[0, 0], [-1, 0], [-1, 1], [0, 1], [1, 1], [1, 0], [1, -1], [0, -1], [-1, -1]])
@@ -130,6 +133,8 @@ def sample_mosaics(
     scale = spec.scale[0] + draws[:, 3] * (spec.scale[1] - spec.scale[0])
     middle = (0.5 + spec.translate * (2 * draws[:, 4:6] - 1)) * output  # of the canvas, in the output
     start = middle - scale[:, None] * canvas / 2
+    edge = start + scale[:, None] * rectangle[:, 0, 2:]
+    start += np.round(edge) - edge  # tiles meet between two pixels, so that drawing them cuts none
     row, tile = np.nonzero(is_mosaic[:, None] | (np.arange(spec.tiles) == 0))
     seen = _intersect(_intersect(rectangle, cell), np.concatenate((np.zeros_like(canvas), canvas), axis=1)[:, None])
     return _project(

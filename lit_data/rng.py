@@ -41,6 +41,10 @@ class Stream(IntEnum):
     SHAPES = 8
     COLOUR = 9
     MOSAIC = 10
+    POINTS = 11
+    MIXUP = 12
+    QUERIES = 13
+    WATERMARK = 14
 
 
 def check_seed(seed: int) -> int:

@@ -7,11 +7,13 @@ from lit_data.augment.compiled import Compiled
 from lit_data.augment.foreign import Foreign
 from lit_data.augment.geometry import Geometry
 from lit_data.augment.layers import Layers
+from lit_data.augment.mixup import MixUp
 from lit_data.augment.nuisance import SingleTexture
 from lit_data.augment.photometry import Photometry
 from lit_data.augment.pipeline import Pipeline
 from lit_data.augment.stages import as_augmentation, stage_augmentations
 from lit_data.augment.stripes import StripeAugment
+from lit_data.augment.tiles import draw_tiles, pack_tiles
 
 __all__ = [
     "Augmentation",
@@ -20,12 +22,15 @@ __all__ = [
     "Foreign",
     "Geometry",
     "Layers",
+    "MixUp",
     "Photometry",
     "Pipeline",
     "SingleTexture",
     "StripeAugment",
     "as_augmentation",
     "detection_augment",
+    "draw_tiles",
+    "pack_tiles",
     "segmentation_augment",
     "stage_augmentations",
     "stripe_augment",

@@ -56,16 +56,16 @@ def move_points(points: Tensor, matrix: Tensor) -> Tensor:
     return moved[..., :2] / moved[..., 2:]
 
 
-def hull_boxes(boxes: Tensor, corners: Tensor, crop: Size, limits: BoxLimits) -> Tensor:
+def hull_boxes(boxes: Tensor, corners: Tensor, crop: Size, limits: BoxLimits | None) -> Tensor:
     """Boxes around moved corners, cut to the crop; those that fall below the limits are left out.
 
-    This waits for the device, because the number of boxes changes.
+    With limits this waits for the device, because the number of boxes changes.
 
     Args:
         boxes: [N, 6], of which row and class are taken.
         corners: [N, 4, 2] (x, y) px, as of `box_corners`.
         crop: (height, width) of the output.
-        limits: Which boxes are kept.
+        limits: Which boxes are kept; none keeps all.
 
     Returns:
         [M, 6] of the dtype of the boxes, in their order.
@@ -75,7 +75,9 @@ def hull_boxes(boxes: Tensor, corners: Tensor, crop: Size, limits: BoxLimits) ->
     bounds = [edge[:, axis].clamp(0, crop[1 - axis]) for axis in (0, 1) for edge in (low, high)]
     left, right, top, bottom = bounds
     width, height = right - left, bottom - top
-    kept = (width > 0) & (height > 0) & (width >= limits.min_px) & (height >= limits.min_px)
-    kept &= width * height >= limits.min_visible * whole
     shares = ((left + right) / (2 * crop[1]), (top + bottom) / (2 * crop[0]), width / crop[1], height / crop[0])
-    return torch.cat((boxes[:, :2], torch.stack(shares, dim=-1).to(boxes.dtype)), dim=-1)[kept]
+    moved = torch.cat((boxes[:, :2], torch.stack(shares, dim=-1).to(boxes.dtype)), dim=-1)
+    if limits is None:
+        return moved
+    kept = (width > 0) & (height > 0) & (width >= limits.min_px) & (height >= limits.min_px)
+    return moved[kept & (width * height >= limits.min_visible * whole)]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from lit_data.augment.colour import ColourJitter
 from lit_data.augment.geometry import Geometry
+from lit_data.augment.mixup import MixUp
 from lit_data.augment.photometry import Photometry
 from lit_data.augment.pipeline import Pipeline
 from lit_data.augment.warping import Padding
@@ -85,12 +86,15 @@ def detection_augment(
     value: float = 0.4,
     min_box_px: float = 2.0,
     min_box_visible: float = 0.1,
+    mixup: float = 0.0,
+    mixup_alpha: float = 32.0,
 ) -> Pipeline:
     """For RGB images with boxes.
 
     Defaults are those of ultralytics (``ultralytics/cfg/default.yaml``: ``fliplr`` 0.5, ``scale`` 0.5, no rotation,
     shear or perspective, ``hsv_h`` 0.015, ``hsv_s`` 0.7, ``hsv_v`` 0.4); its ``translate`` of 0.1 is a tenth of the
-    side, here 32 px for 320. Its grey border is 0 here: a mirrored object would have no box.
+    side, here 32 px for 320. Its grey border is 0 here: a mirrored object would have no box. As there, samples that are
+    blended have each been moved by themselves, and share their colours.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
@@ -107,6 +111,8 @@ def detection_augment(
         value: Largest change of the value, as a share.
         min_box_px: Smallest height and width of a box that is kept.
         min_box_visible: Smallest share of a moved box that lies in the output, for it to be kept.
+        mixup: Share of the samples that are blended with another one, see `MixUp`.
+        mixup_alpha: Of the Beta distribution of the sample's own share.
     """
     geometry = Geometry(
         flip_left_right=flip_left_right,
@@ -121,7 +127,8 @@ def detection_augment(
         min_box_px=min_box_px,
         min_box_visible=min_box_visible,
     )
-    return Pipeline([geometry, ColourJitter(hue=hue, saturation=saturation, value=value)])
+    blend = MixUp(probability=mixup, alpha=mixup_alpha)
+    return Pipeline([geometry, blend, ColourJitter(hue=hue, saturation=saturation, value=value)])
 
 
 def segmentation_augment(

@@ -33,7 +33,7 @@ class Geometry(Augmentation):
     and `crop_px` given this is a centre crop.
 
     Boxes become the axis-aligned hull of their moved corners, cut to the crop. Limits from ``box_candidates`` of
-    ultralytics/yolov5.
+    ultralytics/yolov5. Flips and turns without a crop cut no box, so all are kept, and the device is not waited for.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
@@ -150,7 +150,8 @@ class Geometry(Augmentation):
 
     def _move_boxes(self, boxes: Tensor, matrix: Tensor, size: Size, crop: Size) -> Tensor:
         corners = move_points(box_corners(boxes, size), matrix[boxes[:, 0].long()])
-        return hull_boxes(boxes, corners, crop, self.box_limits)
+        cuts = self.shift_px or not self.moves_whole_pixels or crop != size
+        return hull_boxes(boxes, corners, crop, self.box_limits if cuts else None)
 
     def _linear(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
         """Rotation times scale times shear: [B, 2, 2]."""

@@ -12,6 +12,16 @@ from typing_extensions import override
 from lit_data.augment import Augmentation, Layers, stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.detection_batch import (
+    SHAPES_KEY,
+    MosaicPlace,
+    check_place,
+    cut_batch,
+    describe_fit,
+    plan_mosaics,
+    spell_out,
+    to_unit,
+)
 from lit_data.datamodules.detection_inspection import DetectionInspection
 from lit_data.datamodules.detection_source import DetectionSource
 from lit_data.datasets.detection import DetectionDataset
@@ -47,7 +57,8 @@ class DetectionDataModule(BaseDataModule):
     ``epoch``        [B] int64                epoch the sample was drawn for
     ===============  =======================  ==================================================================
 
-    `batch_format=(image, boxes, path, shape)` is what YOLO trainers take.
+    `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths, and for each sample
+    ``((height, width), ((scale of y, scale of x), (left, top)))``, how its image was fitted; ``None`` for mosaics.
 
     Args:
         root: Folder of the set. Without one, a small drawn set is made once in the cache.
@@ -59,6 +70,8 @@ class DetectionDataModule(BaseDataModule):
         split_seed: Chooses the images of each share.
         size_px: Size of a sample, one number or (height, width).
         mosaic: How training samples are put together; none shows each image alone.
+        mosaic_on: `worker` draws mosaics of any images of the split. `device` has each image cross the bus once, and
+            makes mosaics there of images of the same batch, see `DetectionDataset.plan_batch`: for fast devices.
         read: How files are read.
         on_bad: `error` lists all bad files and boxes and ends; `skip` leaves them out and lists them.
         cache_dir: Where stores and the drawn set lie.
@@ -94,6 +107,7 @@ class DetectionDataModule(BaseDataModule):
         split_seed: int = 0,
         size_px: int | tuple[int, int] = 320,
         mosaic: MosaicSpec | None = None,
+        mosaic_on: MosaicPlace = "worker",
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
         cache_dir: str | None = None,
@@ -102,7 +116,9 @@ class DetectionDataModule(BaseDataModule):
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
     ) -> None:
-        super().__init__(loader=loader, batch_format=batch_format)
+        spelled = spell_out(batch_format)
+        super().__init__(loader=loader, batch_format=batch_format if spelled is batch_format else "dict")
+        self.batch_format = spelled
         self.source = DetectionSource(
             root=root,
             label_format=label_format,
@@ -118,6 +134,7 @@ class DetectionDataModule(BaseDataModule):
             samples=samples or {},
         )
         self.mosaic, self.augment = mosaic, stage_augmentations(augment)
+        self.workers_draw = check_place(mosaic_on)
         self.files: DetectionFiles
         self.bank: ImageBank
 
@@ -143,6 +160,7 @@ class DetectionDataModule(BaseDataModule):
             images=None if stage == "predict" else self.files.splits[stage],
             size_px=self.source.size_px,
             mosaic=self.mosaic if stage == "train" else None,
+            draws_mosaics=self.workers_draw,
             seed=self.loader.seed,
         )
 
@@ -153,16 +171,19 @@ class DetectionDataModule(BaseDataModule):
         return super().make_loader(stage)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
-        """Name the files, and draw the augmentation of each sample from its own stream."""
+        """Name the files, and draw mosaics and augmentation of each sample from its own streams."""
+        dataset = cast(DetectionDataset, self.dataset(stage))
         paths = [self.bank.name(image) for image in batch["image_index"].tolist()]
-        planned = batch | {"path": cast(Tensor, paths)}
+        planned = batch | {"path": cast(Tensor, paths)} | plan_mosaics(dataset, batch)
+        if SHAPES_KEY in self.batch_format:
+            planned |= {SHAPES_KEY: cast(Tensor, describe_fit(dataset, batch))}
         if stage not in self.augment:
             return planned
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
         return planned | self.augment[stage].draw(self.loader.seed, epoch, index, batch["image"].shape[1])
 
     def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
-        """Cast to 0..1 and augment."""
+        """Cast to 0..1, draw mosaics that are left to the device, and augment."""
         return self._finish(batch, self.augment.get(stage))
 
     @override
@@ -171,11 +192,7 @@ class DetectionDataModule(BaseDataModule):
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
         """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
-        names = self.batch_format
-        if isinstance(batch, tuple):
-            return tuple(_slice(part, name, start, stop) for name, part in zip(names, batch, strict=True))
-        ours = names if isinstance(names, Mapping) else {}
-        return {key: _slice(part, ours.get(key, key), start, stop) for key, part in batch.items()}
+        return cut_batch(batch, self.batch_format, start, stop)
 
     def check_sources(self) -> dict[str, int]:
         """Decode every file strictly and check every label, and keep nothing."""
@@ -192,14 +209,14 @@ class DetectionDataModule(BaseDataModule):
         return describe_bank(self.bank) | images | counts
 
     def _finish(self, batch: Batch, augment: Augmentation | None) -> Batch:
-        images, boxes = torch.div(batch["image"], 255.0), batch["boxes"]
+        images, boxes = to_unit(batch), batch["boxes"]
         if augment is not None:
             augmented = augment.forward(Layers(images, boxes=boxes), batch)
             images, boxes = augmented.images, cast(Tensor, augmented.boxes)
         # Boxes lie in the order of their rows; `bincount` would wait for the device.
         starts = torch.arange(len(images) + 1, dtype=boxes.dtype, device=boxes.device)
         counts = torch.searchsorted(boxes[:, 0].contiguous(), starts).diff()
-        finished = {key: batch[key] for key in self.batch_keys if key in batch}
+        finished = {key: batch[key] for key in (*self.batch_keys, SHAPES_KEY) if key in batch}
         return finished | {"image": images, "boxes": boxes, "boxes" + COUNT_SUFFIX: counts}
 
     def _count_mosaic_epochs(self) -> int | None:
@@ -215,10 +232,3 @@ class DetectionDataModule(BaseDataModule):
         if hasattr(self, "bank"):
             return
         self.files, self.bank = self.source.open()
-
-
-def _slice(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a tensor, or a list of paths
-    if name != "boxes":
-        return part[start:stop]
-    boxes = part[(part[:, 0] >= start) & (part[:, 0] < stop)]
-    return torch.cat((boxes[:, :1] - start, boxes[:, 1:]), dim=1)

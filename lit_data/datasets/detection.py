@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.tile_boxes import find_boxes
 from lit_data.datasets.tiles import draw_tiles
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.bank import ImageBank
 from lit_data.io.problems import show_path
 from lit_data.io.store import DecodedStore
-from lit_data.mosaic import MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
+from lit_data.mosaic import Ints, MosaicPlan, MosaicSpec, sample_mosaics
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
 
 if TYPE_CHECKING:
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 BOX_COLUMNS: Final = 6
 _KEEP_ALL: Final = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
+
+
+class BatchMosaics(NamedTuple):
+    """Mosaics of a batch, made of its own images, to be drawn later."""
+
+    plan: MosaicPlan
+    """Its images are numbers of samples of the batch."""
+    places_px: Ints
+    """[B, 4] (top, left, bottom, right) of each image in its own sample."""
+    boxes: NDArray[np.float32]
+    """[N, 6] (row, class, cx, cy, w, h), the last four in shares of H and W, in the order of the rows."""
+    counts: Ints
+    """[B] how many boxes each sample has."""
 
 
 class DetectionDataset:
@@ -45,6 +59,8 @@ class DetectionDataset:
         mosaic: How mosaics are made; none shows each image alone.
         mosaic_epochs: Mosaics are made before this epoch; none makes them in all. Samples of later epochs show one
             image as it is, with all its boxes.
+        draws_mosaics: Whether samples are mosaics; otherwise they show one image each, and `plan_batch` plans mosaics
+            of a batch of them.
         seed: Seed of every draw.
 
     Raises:
@@ -62,6 +78,7 @@ class DetectionDataset:
         size_px: tuple[int, int],
         mosaic: MosaicSpec | None = None,
         mosaic_epochs: int | None = None,
+        draws_mosaics: bool = True,
         seed: int = 0,
     ) -> None:
         if not len(bank) == len(labels) == len(original_px):
@@ -74,9 +91,8 @@ class DetectionDataset:
         self.bank, self.labels, self.original_px = bank, labels, original_px
         self.images = np.arange(len(bank)) if images is None else np.array(images, np.int64)
         self.size_px, self.mosaic, self.mosaic_epochs, self.seed = size_px, mosaic, mosaic_epochs, seed
-        self.epoch = 0
+        self.draws_mosaics, self.epoch = draws_mosaics, 0
         self._sizes_px = np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(np.int64)
-        self._counts = np.diff(labels.ends, prepend=0)
         self.fields: Mapping[str, FieldSpec] = self._describe()
 
     def set_epoch(self, epoch: int) -> None:
@@ -106,24 +122,47 @@ class DetectionDataset:
             epoch: The epoch they are read for.
         """
         images = self.images[indices]
-        plan = self.plan(images, epoch)
+        plan, limits = self.plan(images, epoch), self.mosaic_of(epoch) if self.draws_mosaics else None
         draw_tiles(rows["image"], plan, self.bank)
-        self._write_boxes(rows, plan, self._spec(epoch) or _KEEP_ALL)
+        boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits or _KEEP_ALL)
+        place = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        row = np.repeat(np.arange(len(counts)), counts)
+        rows["boxes"][row, place, 0], rows["boxes"][row, place, 1:] = 0, boxes[:, 1:]
+        rows["boxes" + COUNT_SUFFIX][:] = counts
         rows["index"][:] = rows["image_index"][:] = images
         rows["shape"][:], rows["epoch"][:] = self.original_px[images], epoch
 
-    def plan(self, images: NDArray[np.int64], epoch: int) -> MosaicPlan:
-        """Which tiles the samples of some images have in an epoch."""
-        return sample_mosaics(
-            self._spec(epoch),
-            self.seed,
-            epoch,
-            images,
-            images=images,
-            sizes_px=self._sizes_px,
-            output_px=self.size_px,
-            choices=self.images,
-        )
+    def mosaic_of(self, epoch: int) -> MosaicSpec | None:
+        """How samples of an epoch are put together; none if each shows one image."""
+        return self.mosaic if self.mosaic_epochs is None or epoch < self.mosaic_epochs else None
+
+    def plan(self, images: Ints, epoch: int) -> MosaicPlan:
+        """Which tiles the samples of some images have in an epoch, as they are written."""
+        spec = self.mosaic_of(epoch) if self.draws_mosaics else None
+        return self._sample(spec, epoch, images, images, self._sizes_px, self.images)
+
+    def plan_batch(self, images: Ints, spec: MosaicSpec, epoch: int) -> BatchMosaics:
+        """Mosaics of a batch of samples that show one image each.
+
+        Each sample has its own random stream, as when it is written as a mosaic, but draws its partners from the batch:
+        their pixels are on the device then. So it depends on the images beside it. A batch is still the same in each
+        run, resumed or not, because which images it has is a pure function of (seed, epoch, its number); but another
+        batch size or number of ranks gives other mosaics.
+
+        Args:
+            images: [B] their images.
+            spec: How mosaics are made.
+            epoch: The epoch they were read for.
+        """
+        rows, places_px = np.arange(len(images)), self.find_places(images)
+        sizes_px = places_px[:, 2:] - places_px[:, :2]
+        plan = self._sample(spec, epoch, images, rows, sizes_px, rows)
+        boxes, counts = self._find_boxes(plan, images[plan.image], sizes_px, len(images), spec)
+        return BatchMosaics(plan, places_px, boxes, counts)
+
+    def find_places(self, images: Ints) -> Ints:
+        """Where images lie that are alone in their samples: [M, 4] (top, left, bottom, right) px."""
+        return self._sample(None, 0, images, images, self._sizes_px, images).window
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file."""
@@ -148,35 +187,36 @@ class DetectionDataset:
         Returns:
             [N, 4] (left, top, right, bottom) px.
         """
-        plan = sample_mosaics(
-            None, self.seed, 0, images, images=images, sizes_px=self._sizes_px, output_px=self.size_px, choices=images
-        )
+        plan = self._sample(None, 0, images, images, self._sizes_px, images)
         limits = np.tile(self.original_px[images][:, ::-1], 2).astype(np.float64)
         tile = boxes / plan.scale[:, None] - np.tile(plan.origin[:, ::-1], 2)
         return np.clip(tile * limits / np.tile(self._sizes_px[images][:, ::-1], 2), 0, limits)
 
-    def _spec(self, epoch: int) -> MosaicSpec | None:
-        """How samples of an epoch are put together."""
-        return self.mosaic if self.mosaic_epochs is None or epoch < self.mosaic_epochs else None
+    def _sample(
+        self, spec: MosaicSpec | None, epoch: int, index: Ints, images: Ints, sizes_px: Ints, choices: Ints
+    ) -> MosaicPlan:
+        return sample_mosaics(
+            spec,
+            self.seed,
+            epoch,
+            index,
+            images=images,
+            sizes_px=sizes_px,
+            output_px=self.size_px,
+            choices=choices,
+        )
 
-    def _write_boxes(self, rows: Mapping[str, Array], plan: MosaicPlan, limits: MosaicSpec) -> None:
-        counts = self._counts[plan.image]
-        tile = np.repeat(np.arange(len(plan)), counts)
-        starts = self.labels.ends[plan.image] - counts
-        within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
-        boxes = self.labels.boxes[np.repeat(starts, counts) + within].astype(np.float64)
-        edges, kept = move_boxes(boxes[:, 1:], tile, plan, self._sizes_px, limits)
-        low, high = edges[:, :2] / self.size_px, edges[:, 2:] / self.size_px
-        row = plan.row[tile[kept]]
-        found = np.bincount(row, minlength=len(rows["image"]))
-        place = np.arange(len(row)) - np.repeat(np.cumsum(found) - found, found)
-        columns = (np.zeros(len(row)), boxes[kept, 0], *((low + high) / 2).T[::-1], *(high - low).T[::-1])
-        rows["boxes"][row, place] = np.stack(columns, axis=1)  # rows ascend, as tiles do
-        rows["boxes" + COUNT_SUFFIX][:] = found
+    def _find_boxes(
+        self, plan: MosaicPlan, images: Ints, sizes_px: Ints, samples: int, limits: MosaicSpec
+    ) -> tuple[NDArray[np.float32], Ints]:
+        return find_boxes(
+            self.labels, plan, images, sizes_px=sizes_px, size_px=self.size_px, samples=samples, limits=limits
+        )
 
     def _describe(self) -> dict[str, FieldSpec]:
-        tiles = self.mosaic.tiles if self.mosaic else 1
-        most = max(1, tiles * int(self._counts[self.images].max(initial=0)))
+        tiles = self.mosaic.tiles if self.mosaic and self.draws_mosaics else 1
+        counts = np.diff(self.labels.ends, prepend=0)[self.images]
+        most = max(1, tiles * int(counts.max(initial=0)))
         return {
             "image": FieldSpec((3, *self.size_px), "uint8"),
             "boxes": FieldSpec((BOX_COLUMNS,), "float32", max_items=most, row_column=True),

@@ -1,6 +1,6 @@
 """`DetectionModule`: learn to find objects and to say what they are."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 import lightning as L
@@ -45,7 +45,8 @@ class DetectionModule(L.LightningModule):
         iou_threshold: Of two objects of a class that overlap more, the one with the higher score stays.
 
     Raises:
-        ConfigError: The schedule is unknown, or a threshold is no share.
+        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has more classes than
+            the net.
     """
 
     def __init__(
@@ -73,6 +74,17 @@ class DetectionModule(L.LightningModule):
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "box_weight", "score_threshold", "iou_threshold")
         self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Compare the classes of the net with those of the set, where both say them.
+
+        Raises:
+            ConfigError: The set has more: their objects would fit no output of the net.
+        """
+        ours, names = getattr(self.net, "classes", None), getattr(cast(Any, self.trainer).datamodule, "classes", None)
+        if isinstance(ours, int) and isinstance(names, Sequence) and len(names) > ours:
+            raise ConfigError(f"the set has {len(names)} classes, the net {ours}: set model.net.classes={len(names)}")
 
     @override
     def forward(self, images: Tensor) -> Predictions:

@@ -63,6 +63,7 @@ class DetectorNet(nn.Module):
         super().__init__()
         if classes < 1 or width < 2 or width % 2:
             raise ConfigError(f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2")
+        self.classes = classes
         fine, middle, coarse = 4 * width, 8 * width, 8 * width
         self.stem = nn.Sequential(
             _convolve(3, width, stride=2), _convolve(width, 2 * width, stride=2), _Block(2 * width)

@@ -62,3 +62,9 @@ def test_points_move_in_perspective() -> None:
 def test_bad_limits(min_px: float, min_visible: float) -> None:
     with pytest.raises(ConfigError, match="need min_box_px >= 0 and a share"):
         BoxLimits(min_px=min_px, min_visible=min_visible)
+
+
+def test_without_limits_all_are_kept() -> None:
+    boxes = torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.0, 0.5, 1.8, 0.2]])
+    moved = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), None)
+    torch.testing.assert_close(moved, torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.45, 0.5, 0.9, 0.2]]))

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,12 +11,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lit_data.augment import detection_augment
+from lit_data.augment import MixUp, detection_augment
 from lit_data.datamodules import DetectionDataModule
 from lit_data.datasets import DetectionDataset
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.options import ReadOptions
-from lit_data.loading import LoaderOptions
+from lit_data.io.resized import fit_size
+from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
 from lit_data.types import Batch
 
@@ -130,6 +132,29 @@ def test_formats_for_modules_that_exist(cache: str, tmp_path: Path) -> None:
         _data(cache, setup=False, batch_format=["image", "mask"])
 
 
+def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    data = _data(cache, mosaic=MosaicSpec(close_epochs=1), batch_format="yolo")
+    _fit(Model(seen.append), data, tmp_path, max_epochs=2)
+    (images, targets, paths, shapes), *_, last = seen
+    ours = _first(_data(cache), "train")
+    assert isinstance(seen[0], tuple)
+    assert images.shape == (4, 3, 64, 64)
+    assert targets.shape[1] == ours["boxes"].shape[1]
+    assert set(paths) <= set(data.files.images)
+    assert shapes == [None] * 4, "mosaics have no shape of their own"
+    for path, shape in zip(last[2], last[3], strict=True):
+        height, width = cv2.imread(path).shape[:2]
+        high, wide = fit_size((height, width), (64, 64))
+        assert shape == ((height, width), ((high / height, wide / width), ((64 - wide) // 2, round((64 - high) / 2))))
+    piece = data.slice_batch(last, 1, 2)
+    assert torch.equal(piece[0], last[0][1:2])
+    assert torch.equal(piece[1][:, 1:], last[1][last[1][:, 0] == 1, 1:])
+    assert (piece[2], piece[3]) == (last[2][1:2], last[3][1:2])
+    with pytest.raises(ConfigError, match="batch_format='yola' is unknown: choose dict, yolo, a mapping or"):
+        _data(cache, setup=False, batch_format="yola")
+
+
 @pytest.mark.parametrize(("start", "stop"), [(0, 4), (0, 1), (1, 3), (3, 9)])
 def test_a_piece_of_a_batch_has_the_boxes_of_its_images(cache: str, start: int, stop: int) -> None:
     data = _data(cache, mosaic=None)
@@ -158,6 +183,85 @@ def test_augmentation_moves_boxes_and_depends_on_the_sample_alone(cache: str) ->
         piece = data.slice_batch(batch, row, row + 1)
         torch.testing.assert_close(alone["image"], piece["image"], atol=1e-5, rtol=0)
         torch.testing.assert_close(alone["boxes"], piece["boxes"], atol=1e-6, rtol=0)
+
+
+def _whole(data: DetectionDataModule) -> Batch:
+    """The train split as one batch, in its order."""
+    loader = MicroBatchLoader(data.dataset("train"), data.loader, shuffle=False)
+    return data.transform(loader.read(np.arange(14), 0), "train")
+
+
+@pytest.mark.parametrize("tiles", [4, 9])
+def test_device_mosaics_are_those_of_the_workers_where_both_have_the_same_partners(cache: str, tiles: Any) -> None:
+    """As where a batch is the whole split: at other times workers choose among more images."""
+    spec = MosaicSpec(tiles=tiles, probability=0.8)
+    worker, device = (_whole(_data(cache, mosaic=spec, mosaic_on=place)) for place in ("worker", "device"))
+    difference = (worker.pop("image") - device.pop("image")).abs()
+    _assert_equal(worker, device)
+    assert len(device["boxes"]) > 14
+    # Edges of objects show that workers move tiles by up to half a pixel.
+    assert difference.mean() < 0.02
+    assert difference.median() < 2 / 255
+
+
+def test_device_mosaics_are_the_same_for_the_same_batch_and_new_in_each_epoch(cache: str) -> None:
+    data = _data(cache, mosaic_on="device")
+    one, again, later = _first(data), _first(_data(cache, mosaic_on="device")), _first(data, epoch=1)
+    _assert_equal(one, again)
+    assert not torch.equal(one["image"], later["image"])
+    assert one.keys() == set(data.batch_keys)
+    alone, read = _data(cache, mosaic=None), data.make_loader("train").read(np.arange(4), 0)
+    stored = alone.make_loader("train").read(np.arange(4), 0)
+    assert torch.equal(read["image"], stored["image"]), "workers write images alone"
+    _assert_equal(_first(data, "val", 3), _first(alone, "val", 3))
+    with pytest.raises(ConfigError, match="mosaic_on='gpu' is unknown: choose one of worker, device"):
+        _data(cache, mosaic_on="gpu")
+
+
+def test_samples_are_blended_behind_device_mosaics_with_the_boxes_of_both(cache: str) -> None:
+    plain, data = _data(cache, mosaic_on="device"), _data(cache, mosaic_on="device", augment=MixUp(probability=1.0))
+    before, after = _first(plain, count=2), _first(data, count=2)
+    assert after["boxes_count"].tolist() == [len(before["boxes"])] * 2
+    assert after["boxes"][:, 0].tolist() == torch.arange(2).repeat_interleave(after["boxes_count"]).tolist()
+    share = data.plan_batch(data.make_loader("train").read(np.arange(2), 0), "train")["augment_mixup"][:, 0]
+    for row in range(2):
+        mixed = share[row] * before["image"][row] + (1 - share[row]) * before["image"][1 - row]
+        torch.testing.assert_close(after["image"][row], mixed)
+
+
+def _planned_for_the_device(cache: str) -> tuple[DetectionDataModule, Batch]:
+    """With flips and colours, as in the experiment."""
+    data = _data(cache, mosaic_on="device", augment=detection_augment(scale=(1.0, 1.0), shift_px=0))
+    return data, data.plan_batch(data.make_loader("train").read(np.arange(14), 0), "train")
+
+
+def _move(batch: Batch, device: str) -> Batch:
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+
+
+def test_no_value_of_a_batch_is_read_to_finish_it(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, planned = _planned_for_the_device(cache)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta device
+    found = data.finish_batch(_move(planned, "meta"), "train")  # where there are none
+    expected = data.finish_batch(planned, "train")
+    assert {key: value.shape for key, value in found.items() if isinstance(value, Tensor)} == {
+        key: value.shape for key, value in expected.items() if isinstance(value, Tensor)
+    }
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device_and_it_draws_what_the_cpu_draws(cache: str) -> None:
+    data, planned = _planned_for_the_device(cache)
+    expected, there = data.finish_batch(planned, "train"), _move(planned, "cuda")
+    data.finish_batch(there, "train")  # the first call loads libraries
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = data.finish_batch(there, "train")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (found["image"].cpu() - expected["image"]).abs().max() <= 1 / 255
+    assert (found["boxes"].cpu() - expected["boxes"]).abs().max() <= 1e-6
 
 
 def test_samples_are_shown_before_augmentation_where_there_is_one(cache: str) -> None:
@@ -199,10 +303,14 @@ def _fit(model: Model, data: DetectionDataModule, folder: Path, **options: Any) 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(cache: str, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "place"), [("inline", "worker"), ("thread", "worker"), ("process", "worker"), ("thread", "device")]
+)
+def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(
+    cache: str, tmp_path: Path, kind: str, place: str
+) -> None:
     workers = {"worker_kind": kind, "num_workers": 0 if kind == "inline" else 2, "micro_batch_size": 2}
-    data = _data(cache, loader=workers)
+    data = _data(cache, loader=workers, mosaic_on=place)
     data.dataset("train")  # before the length of the run is known, as for the pictures of a run
     seen: list[Batch] = []
     _fit(Model(seen.append), data, tmp_path, max_epochs=3)
@@ -223,15 +331,18 @@ def test_a_run_that_is_all_closing_says_so(cache: str, tmp_path: Path, caplog: p
     assert torch.equal(seen[0]["image"][0], alone[int(seen[0]["index"][0])])
 
 
-def test_an_interrupted_run_goes_on_with_the_samples_it_would_have_had(cache: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "steps"), [("worker", (2, 4, 5)), ("device", (3,))])
+def test_an_interrupted_run_goes_on_with_the_samples_it_would_have_had(
+    cache: str, tmp_path: Path, place: str, steps: tuple[int, ...]
+) -> None:
     whole: list[Batch] = []
     saving = ModelCheckpoint(tmp_path / "all", filename="{step}", save_top_k=-1, every_n_train_steps=1)
-    _fit(Model(whole.append), _data(cache), tmp_path, max_epochs=2, callbacks=[saving])
+    _fit(Model(whole.append), _data(cache, mosaic_on=place), tmp_path, max_epochs=2, callbacks=[saving])
     assert len(whole) == 8
-    for step in (2, 4, 5):
+    for step in steps:
         rest: list[Batch] = []
         path = tmp_path / "all" / f"step={step}.ckpt"
-        _fit(Model(rest.append), _data(cache), tmp_path, max_epochs=2, ckpt_path=path)
+        _fit(Model(rest.append), _data(cache, mosaic_on=place), tmp_path, max_epochs=2, ckpt_path=path)
         assert len(rest) == 8 - step
         for one, other in zip(whole[step:], rest, strict=True):
             _assert_equal(one, other)

@@ -6,9 +6,8 @@ import torch
 
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.detection_labels import LabelTable
-from lit_data.datasets.tiles import FILL
 from lit_data.errors import ConfigError, DataError
-from lit_data.mosaic import MosaicSpec
+from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.types import Array, RowWriter
 
 SIZES = np.array([(40, 60), (30, 30), (64, 16), (20, 64), (64, 64), (10, 12)])
@@ -110,6 +109,37 @@ def test_there_is_room_for_the_boxes_of_all_tiles() -> None:
     assert _dataset().fields["boxes"].max_items == 3
     assert _dataset(mosaic=MosaicSpec(tiles=9)).fields["boxes"].max_items == 27
     assert _dataset(images=[2, 3]).fields["boxes"].max_items == 1
+    assert _dataset(mosaic=MosaicSpec(), draws_mosaics=False).fields["boxes"].max_items == 3
+
+
+@pytest.mark.parametrize("tiles", [4, 9])
+def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: Any) -> None:
+    spec, images = MosaicSpec(tiles=tiles, probability=0.8), np.arange(len(SIZES))
+    sizes = np.array([(64, 64), (64, 30), (64, 16), (20, 64), (32, 64), (1, 64)])  # each fills the sample
+
+    class Fitted(Bank):
+        heights_px, widths_px = sizes.T
+
+        def __getitem__(self, index: int) -> Array:
+            return np.zeros((3, *sizes[index]), np.uint8)
+
+    written = _dataset(Fitted(), mosaic=spec, seed=5)
+    rows = {name: np.zeros((6, *shape), dtype) for name, shape, dtype in written._rows()}
+    written.write_into(rows, images, 3)
+    alone = _dataset(Fitted(), mosaic=spec, seed=5, draws_mosaics=False)
+    made = alone.plan_batch(images, spec, 3)
+    for name in ("row", "image", "scale", "origin", "window", "bounds"):
+        np.testing.assert_array_equal(getattr(made.plan, name), getattr(written.plan(images, 3), name))
+    np.testing.assert_array_equal(made.counts, rows["boxes_count"])
+    expected = [rows["boxes"][row, :count, 1:] for row, count in enumerate(made.counts.tolist())]
+    np.testing.assert_array_equal(made.boxes[:, 1:], np.concatenate(expected))
+    np.testing.assert_array_equal(made.boxes[:, 0], np.repeat(images, made.counts))
+    plain = _dataset(Fitted())
+    for index in range(6):
+        assert torch.equal(alone[index]["boxes"], plain[index]["boxes"])
+        top, left, bottom, right = made.places_px[index].tolist()
+        assert (alone[index]["image"][:, top:bottom, left:right] == 0).all()
+        assert (alone[index]["image"] == 0).sum() == 3 * sizes[index].prod()
 
 
 @pytest.mark.parametrize("size_px", [(64, 64), (50, 90), (31, 17)])

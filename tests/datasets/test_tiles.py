@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.tiles import FILL, draw_tiles
-from lit_data.mosaic import MosaicPlan, MosaicSpec, sample_mosaics
+from lit_data.datasets.tiles import draw_tiles
+from lit_data.mosaic import FILL, MosaicPlan, MosaicSpec, sample_mosaics
 from lit_data.types import Array
 
 
@@ -51,26 +51,46 @@ def test_empty_windows_draw_nothing() -> None:
     assert (rows == FILL).all()
 
 
-@pytest.mark.parametrize("scale", [0.4, 0.77, 1.0, 1.5, 3.0])
-@pytest.mark.parametrize("shift", [(0.0, 0.0), (-3.3, 2.6)])
-def test_pixels_are_interpolated_between_those_around_them(scale: float, shift: tuple[float, float]) -> None:
-    spec = {"scale": np.array([scale]), "origin": np.array([shift])}
-    image = _image(40, 50)
+def _ramps(height: int, width: int, step: int) -> Array:
+    """Greys that tell their row (first channel) and column (second)."""
+    row, column = np.mgrid[:height, :width] * step
+    return np.stack((row, column, row)).astype(np.uint8)
+
+
+def _find_shifts(plan: MosaicPlan, image: Array, step: int) -> list[Array]:
+    """How far the rows and columns of the one tile lie from where the plan has them, in px of the output."""
+    (low, high), scale, origin = plan.window.reshape(2, 2), plan.scale[0], plan.origin[0]
+    drawn = _draw(plan, [image], (1, 3, *high))[0, :, low[0] :, low[1] :].astype(np.float64) / step
+    shifts = []
+    for axis, found in enumerate((drawn[0, :, 0], drawn[1, 0])):
+        planned = (np.arange(low[axis], high[axis]) + 0.5) / scale - origin[axis] - 0.5
+        shifts.append((found - planned.clip(0, image.shape[1 + axis] - 1)) * scale)
+    return shifts
+
+
+@pytest.mark.parametrize("scale", [0.4, 0.77, 0.999, 1.5, 3.0, 20.0])
+@pytest.mark.parametrize("shift", [(0.0, 0.0), (-3.3, 2.6), (0.5, -1.25)])
+def test_no_pixel_lies_more_than_half_a_pixel_from_its_place(scale: float, shift: tuple[float, float]) -> None:
     low = np.ceil(np.maximum(0, np.array(shift) * scale) - 0.5).astype(int)
-    high = np.minimum(30, np.ceil((np.array([40, 50]) + shift) * scale - 0.5).astype(int))
-    rows = _draw(_plan(window=np.array([[*low, *high]]), **spec), [image], (1, 3, 30, 30))
-    y = ((np.arange(low[0], high[0]) + 0.5) / scale - shift[0] - 0.5).clip(0, 39)
-    x = ((np.arange(low[1], high[1]) + 0.5) / scale - shift[1] - 0.5).clip(0, 49)
-    expected = _interpolate(_interpolate(image.astype(np.float64), y, 1), x, 2)
-    difference = np.abs(rows[0, :, low[0] : high[0], low[1] : high[1]] - expected)
-    assert difference.max() < 10  # OpenCV may round places to 1/32 px, and these are random greys
-    assert difference.mean() < 1.5
+    high = np.minimum(60, np.ceil((np.array([40, 50]) + shift) * scale - 0.5).astype(int))
+    plan = _plan(scale=np.array([scale]), origin=np.array([shift]), window=np.array([[*low, *high]]))
+    for shifts in _find_shifts(plan, _ramps(40, 50, 5), 5):
+        assert np.abs(shifts).max() <= 0.5 + 0.16 * scale + 0.01  # OpenCV's greys are right to 0.8
 
 
-def _interpolate(values: Array, places: Array, axis: int) -> Array:
-    low = np.minimum(np.floor(places).astype(int), values.shape[axis] - 2)
-    share = (places - low).reshape([-1 if other == axis else 1 for other in range(3)])
-    return values.take(low, axis) * (1 - share) + values.take(low + 1, axis) * share
+@pytest.mark.parametrize("scale", [0.61, 0.77, 1.23, 1.5])
+def test_the_middle_of_a_tile_lies_where_it_belongs(scale: float) -> None:
+    plan = _plan(scale=np.array([scale]), origin=np.array([[-8.3, -6.8]]), window=np.array([[3, 2, 30, 25]]))
+    for shifts in _find_shifts(plan, _ramps(62, 62, 4), 4):
+        assert np.abs(shifts).max() < 0.2 + 0.2 * scale
+
+
+@pytest.mark.parametrize("scale", [1.3, 3.0])
+def test_pixels_are_interpolated_between_those_around_them(scale: float) -> None:
+    plan = _plan(scale=np.array([scale]), origin=np.array([[-3.3, -2.0]]), window=np.array([[0, 0, 20, 20]]))
+    drawn = _draw(plan, [_ramps(40, 50, 5)], (1, 3, 20, 20)).astype(int)
+    assert np.diff(drawn[0, 0], axis=0).max() <= 5 / scale + 1
+    assert np.diff(drawn[0, 1], axis=1).max() <= 5 / scale + 1
 
 
 def test_every_row_gets_its_own_tiles_and_none_is_left_over() -> None:

@@ -175,3 +175,24 @@ def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path, max_epochs=-1)
     with pytest.raises(ConfigError, match=r"schedule='one_cycle' needs the length of the run: set trainer.max_epochs"):
         trainer.fit(_module(), DataLoader(Endless(), batch_size=None), _loader(_batch(1)))
+
+
+class Named(L.LightningDataModule):
+    """A set of some classes, of which nothing else is known."""
+
+    def __init__(self, classes: Any) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        return _loader(_batch(1))
+
+
+@pytest.mark.parametrize("classes", [("a", "b"), ("a",), 3, None])
+def test_a_set_must_not_have_more_classes_than_the_net(classes: Any, tmp_path: Path) -> None:
+    trainer, module = _trainer(tmp_path), _module()
+    assert trainer.predict(module, datamodule=Named(classes))
+    with pytest.raises(ConfigError, match=r"the set has 3 classes, the net 2: set model\.net\.classes=3"):
+        trainer.predict(module, datamodule=Named(("a", "b", "c")))
+    del module.net.classes  # a net of another make may not tell
+    assert trainer.predict(module, datamodule=Named(("a", "b", "c")))

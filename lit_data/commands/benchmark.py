@@ -7,8 +7,10 @@ from omegaconf import DictConfig
 
 from lit_data.commands.benchmarks.collate import run_collate
 from lit_data.commands.benchmarks.contest import run_loaders
+from lit_data.commands.benchmarks.ct import run_ct
 from lit_data.commands.benchmarks.headroom import run_headroom
 from lit_data.commands.benchmarks.machine import describe_machine, print_machine
+from lit_data.commands.benchmarks.mosaic import run_mosaic
 from lit_data.commands.benchmarks.options import read_options
 from lit_data.commands.benchmarks.overhead import run_overhead
 from lit_data.commands.benchmarks.synthesis import run_synthesis
@@ -43,6 +45,26 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``ratio_to_original``, ``ratio_to_local``: how often ``batched_us`` goes into those, or into NumPy's where that is
       faster
 
+    `mosaic` writes the same files with a row for each way to make a batch of mosaics of four, all in memory and on one
+    core: ``original`` as people do it, with colours and a flip; ``original_files`` with decoding; ``worker``, drawn by
+    workers, and ``worker_finished``, with what else the model needs, a micro-batch at a time; ``device``, what is left
+    for the core where the device draws. The table holds medians:
+
+    - ``us``: time of an image
+    - ``images_per_s``: of a core
+    - ``ratio_to_original``: how often ``us`` goes into that of ``original``
+
+    `ct` writes a table with a row for each way to the occupied voxels of a volume, in turn, as points and values:
+    ``argwhere`` and ``nonzero`` read the dense file and search it, ``memory_map`` searches it slab by slab as lit_data
+    does, ``sparse_file`` reads compressed archives, ``store`` maps the index, ``subset`` draws some points of it,
+    ``cached`` takes it from memory. All but ``subset`` give equal samples, which is checked:
+
+    - ``prepare_ms``: making of files or store, for a volume
+    - ``first_epoch_ms``, ``load_ms_mean``, ``load_ms_std``: of a sample in the first and in all later epochs
+    - ``ratio_to_argwhere``: mean time of ``argwhere`` by that of the row
+    - ``memory_mib``: most memory that a sample allocates; pages of memory maps belong to the page cache
+    - ``points``, ``samples``: occupied voxels found in an epoch, samples in later epochs
+
     Returns:
         Keys ``benchmark/NAME``:
 
@@ -62,6 +84,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
           until it is drawn and augmented on the device, or on one core of the CPU; with ``benchmark.compile``
           ``finish_compiled_ms``, the same with compiled augmentation, or ``finish_compiled_note``, why it could not be
           compiled
+        - mode `ct`: its columns above under ``WAY_COLUMN``, ``volumes``, and ``points`` of all of them
+        - mode `mosaic`: its columns above under ``WAY_COLUMN``; with ``benchmark.train`` ``finish_ms``, a planned batch
+          until its mosaics are drawn and augmented on the device, ``train_samples_per_s``, ``train_step_ms`` and
+          ``train_wait_fraction``, the share of a step that waits for data
 
     Raises:
         ConfigError: An option is out of its range, or the mode does not fit the data.
@@ -76,6 +102,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         metrics = run_overhead(cfg, options)
     elif options.mode == "synthesis":
         metrics = run_synthesis(cfg, options, device)
+    elif options.mode == "mosaic":
+        metrics = run_mosaic(cfg, options, device)
+    elif options.mode == "ct":
+        metrics = run_ct(cfg, options)
     elif options.mode == "collate":
         metrics = run_collate(cfg, options, device)
     else:

@@ -1,7 +1,6 @@
 """Who draws the defects: the workers of the loader, or the device of the batch."""
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
@@ -14,6 +13,7 @@ from lit_data.datasets import StripeDataset
 from lit_data.datasets.drawn import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
+from lit_data.loading.clock import read_clock
 from lit_data.loading.machine import count_cores
 from lit_data.synthesis import render, sample_plan
 from lit_data.types import Array
@@ -168,14 +168,7 @@ def _measure(draw: Callable[[], None], device: torch.device) -> float:
     draw()
     times_s = []
     for _ in range(_REPEATS):
-        _synchronise(device)
-        began_s = time.perf_counter()
+        began_s = read_clock(device)
         draw()
-        _synchronise(device)
-        times_s.append(time.perf_counter() - began_s)
+        times_s.append(read_clock(device) - began_s)
     return min(times_s) * 1e6
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

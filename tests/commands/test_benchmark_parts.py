@@ -71,7 +71,7 @@ def _options(**changes: Any) -> BenchmarkOptions:
     [
         (
             {"mode": "fast"},
-            r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom, callbacks, synthesis$",
+            r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom, callbacks, synthesis, ",
         ),
         (
             {"methods": ["inline", "dali"]},
@@ -329,7 +329,7 @@ def test_the_machine_is_described() -> None:
 
 def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([10.0, 20.0, 24.0])
-    monkeypatch.setattr("lit_data.commands.benchmarks.headroom.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("lit_data.loading.clock.time.perf_counter", lambda: next(ticks))
 
     class Trainer:
         global_step, max_steps = 0, 4

@@ -1,7 +1,6 @@
 """Mode ``headroom``: how fast training would be if batches cost nothing."""
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, Generic, TypeVar
@@ -16,6 +15,7 @@ from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.session import build_datamodule, build_model, build_trainer
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
+from lit_data.loading.clock import read_clock
 from lit_data.types import count_samples
 
 log = logging.getLogger(__name__)
@@ -81,11 +81,11 @@ class StepClock(L.Callback):
     ) -> None:
         step = trainer.global_step
         if step <= self.warmup_steps:
-            self._began_s = _read_clock(pl_module.device)
+            self._began_s = read_clock(pl_module.device)
             return
         self.samples += count_samples(batch)
         if step >= trainer.max_steps:
-            self._ended_s = _read_clock(pl_module.device)
+            self._ended_s = read_clock(pl_module.device)
 
     @property
     def samples_per_s(self) -> float:
@@ -134,9 +134,3 @@ def _choose_device(cfg: DictConfig) -> torch.device:
     """The device that the configured Trainer trains on."""
     trainer = build_trainer(cfg, callbacks=[], logger=False, enable_checkpointing=False)
     return trainer.strategy.root_device
-
-
-def _read_clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

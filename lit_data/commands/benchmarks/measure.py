@@ -16,6 +16,7 @@ from lit_data.commands.benchmarks.feeds import Lane, open_feed
 from lit_data.commands.benchmarks.rows import Row
 from lit_data.errors import DataError, LitDataError
 from lit_data.io.progress import track
+from lit_data.loading.clock import read_clock
 from lit_data.types import Batch, count_samples
 
 log = logging.getLogger(__name__)
@@ -134,8 +135,7 @@ def measure(feed: Iterable[Batch], lane: Lane, *, limits: Limits, device: torch.
         samples += _take(batches, lane, device, timed=False)[0]
         loads_s.append(time.perf_counter() - now_s)
         now_s += loads_s[-1]
-    _synchronise(device)
-    seconds = time.perf_counter() - began_s
+    seconds = read_clock(device) - began_s
     cpu_s, thread_s = time.process_time() - cpu_s, time.thread_time() - thread_s
     return Lap(
         samples=samples,
@@ -176,13 +176,6 @@ def _take(batches: Iterator[Batch], lane: Lane, device: torch.device, *, timed: 
     batch = lane.plan(next(batches))
     began_s = time.perf_counter()
     batch = {key: value.to(device, non_blocking=True) for key, value in batch.items()}
-    if timed:
-        _synchronise(device)
-    transfer_s = time.perf_counter() - began_s
+    transfer_s = (read_clock(device) if timed else time.perf_counter()) - began_s
     finished = lane.finish(batch)
     return count_samples(finished), transfer_s
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

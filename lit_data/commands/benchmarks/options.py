@@ -12,7 +12,12 @@ from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
-MODES: Final = ("loaders", "collate", "headroom", "callbacks", "synthesis")
+MODES: Final = ("loaders", "collate", "headroom", "callbacks", "synthesis", "mosaic", "ct")
+
+_COUNTS: Final = (
+    *("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"),
+    *("volume_side", "subset_points"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +27,8 @@ class BenchmarkOptions:
     Args:
         mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
             in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost,
-            `synthesis` ways to draw defects.
+            `synthesis` ways to draw defects, `mosaic` ways to make mosaics, `ct` ways to the occupied voxels of
+            volumes.
         methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
@@ -38,9 +44,14 @@ class BenchmarkOptions:
         apply_folder: Configuration folder that it is written to.
         sample_shape: Mode `collate`: shape of a uint8 sample.
         samples_in_memory: Mode `collate`: size of the set.
-        steps: Modes `headroom` and `callbacks`: training steps of each run.
+        steps: Modes `headroom`, `callbacks` and `mosaic`: training steps of each run.
         cached_batches: Mode `headroom`: batches that are replayed.
         compile: Mode `synthesis`: measure augmentation compiled by torch.compile too, which needs a C++ compiler.
+        train: Mode `mosaic`: finish batches on the device and train, too; `auto` where that is a CUDA device.
+        volumes: Mode `ct`: how many volumes are made; None measures the experiment's.
+        volume_side: Mode `ct`: voxels of a made volume along each axis.
+        occupied_share: Mode `ct`: share of its voxels that are occupied.
+        subset_points: Mode `ct`: points of the row that draws some.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -65,6 +76,11 @@ class BenchmarkOptions:
     steps: int
     cached_batches: int
     compile: bool
+    train: bool | str
+    volumes: int | None
+    volume_side: int
+    occupied_share: float
+    subset_points: int
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -75,14 +91,16 @@ class BenchmarkOptions:
             raise ConfigError(f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}")
         for name in ("micro_batch_sizes", "batch_sizes", "sample_shape"):
             _check_counts(name, getattr(self, name), 1)
-        if self.workers is not None:
-            _check_counts("workers", self.workers, 0)
-        for name in ("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"):
+        for name in _COUNTS:
             _check_counts(name, getattr(self, name), 1)
-        if self.samples_per_row is not None:
-            _check_counts("samples_per_row", self.samples_per_row, 1)
+        for name, least in (("workers", 0), ("samples_per_row", 1), ("volumes", 1)):
+            if getattr(self, name) is not None:
+                _check_counts(name, getattr(self, name), least)
+        _check_share("occupied_share", self.occupied_share)
         if not self.seconds_per_row > 0:
             raise ConfigError(f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0")
+        if self.train not in (True, False, "auto"):
+            raise ConfigError(f"benchmark.train={self.train!r} is unknown: choose true, false or auto")
         if self.apply is not None and (self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)):
             raise ConfigError(
                 f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "
@@ -118,6 +136,11 @@ def read_options(node: DictConfig) -> BenchmarkOptions:
         if name not in known:
             raise ConfigError(f"unknown key 'benchmark.{name}'.{did_you_mean(nearest(name, known))}")
     return BenchmarkOptions(**given)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ConfigError(f"benchmark.{name}={value!r} must be above 0 and at most 1")
 
 
 def _check_counts(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - a user's value

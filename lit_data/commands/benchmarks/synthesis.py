@@ -3,13 +3,10 @@
 import csv
 import logging
 import math
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 import torch
@@ -22,15 +19,14 @@ from torch import Tensor
 
 from lit_data.augment import Compiled
 from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.turns import Work, one_thread, time_in_turn
 from lit_data.commands.benchmarks.ways import Scene, draw_in_turn, open_scene, place_alone, take_alone, to_unit, widen
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datasets.stripe_drawing import draw_everywhere, draw_in_windows
-from lit_data.io.progress import track
 from lit_data.synthesis import DefectPlan, render
 
 log = logging.getLogger(__name__)
 
-Work = Callable[[], object]
 WAYS: Final = ("original", "original_numpy", "local", "local_numpy", "batched", "device")
 COLUMNS: Final = (
     "family", "defects", *(f"{way}_us" for way in WAYS), "ratio_to_original", "ratio_to_local", "repeats",
@@ -55,7 +51,7 @@ _COLOURS: Final = {"original": "#c8cbd0", "local": "#8f949c", "batched": "#007af
 def run_synthesis(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
     """Compare the ways for each family of defects and for all; see `lit_data.commands.benchmark.run`."""
     scene = open_scene(cfg, options.batch_sizes[0])
-    with _one_thread():
+    with one_thread():
         lines, finish = _compare_ways(scene, options, device), _time_finish(scene, options, device)
     folder, shape = Path(cfg.paths.run), "x".join(map(str, scene.image.shape[1:]))
     title = f"{cfg.name}: us per defect, in batches of {len(scene.patches)} and on images of {shape}"
@@ -66,25 +62,6 @@ def run_synthesis(cfg: DictConfig, options: BenchmarkOptions, device: torch.devi
     for name in (name for name in finish if name.endswith("_ms")):
         log.info("%s %.2f: a batch of %d, drawn and augmented", name, finish[name], len(scene.patches))
     return _collect(lines) | {"benchmark/batch_size": len(scene.patches)} | finish
-
-
-def time_in_turn(works: Mapping[str, Work], repeats: int, device: torch.device) -> dict[str, float]:
-    """Median seconds of each work, done in turn with the others, after once for warming up.
-
-    Args:
-        works: What to do.
-        repeats: How often.
-        device: What must have ended when a work has.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    rounds = [*works.items()] * (repeats + 1)
-    for name, work in track(rounds, "measuring", len(rounds)):
-        _synchronise(device)
-        began_s = time.perf_counter()
-        work()
-        _synchronise(device)
-        seconds[name].append(time.perf_counter() - began_s)
-    return {name: median(times[1:]) for name, times in seconds.items()}
 
 
 def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
@@ -228,19 +205,3 @@ def _format_number(value: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one core, as workers do; several would wait for each other where other programs run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,0 +1,44 @@
+"""Works that are timed in turn, on one core."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+
+import torch
+
+from lit_data.io.progress import track
+from lit_data.loading.clock import read_clock
+
+Work = Callable[[], object]
+
+
+def time_in_turn(works: Mapping[str, Work], repeats: int, device: torch.device) -> dict[str, float]:
+    """Median seconds of each work, done in turn with the others, after once for warming up.
+
+    Args:
+        works: What to do.
+        repeats: How often.
+        device: What must have ended when a work has.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    rounds = [*works.items()] * (repeats + 1)
+    for name, work in track(rounds, "measuring", len(rounds)):
+        began_s = read_clock(device)
+        work()
+        seconds[name].append(read_clock(device) - began_s)
+    return {name: median(times[1:]) for name, times in seconds.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one core, as workers do; several would wait for each other where other programs run."""
+    import cv2
+
+    threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        cv2.setNumThreads(opencv_threads)

@@ -1,0 +1,120 @@
+"""`benchmark +benchmark=mosaic`: the ways make batches of the same kind, and what is measured of them is written."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import cv2
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from lit_data.cli import main
+from lit_data.commands.benchmarks.mosaic import COLUMNS, LABELS, run_mosaic
+from lit_data.commands.benchmarks.mosaic_ways import list_ways, open_feeds
+from lit_data.commands.benchmarks.options import read_options
+from lit_data.commands.compose import compose
+from lit_data.errors import ConfigError
+from lit_data.mosaic import MosaicSpec
+
+TOY = [
+    "+benchmark=mosaic",
+    "trainer=cpu",
+    "data.samples={count: 8, size_px: [64, 80]}",
+    "data.size_px=64",
+    "data.mosaic.close_epochs=0",
+    "model.net.width=8",
+    "benchmark.batch_sizes=[6]",
+    "benchmark.micro_batch_sizes=[4]",
+    "benchmark.repeats=1",
+    "benchmark.steps=2",
+    "benchmark.warmup_batches=1",
+    "benchmark.device=cpu",
+]
+CPU = torch.device("cpu")
+
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+Toy = Callable[..., DictConfig]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def composed(cache: Path) -> DictConfig:
+    return compose("benchmark", [*TOY, f"paths.cache={cache}"])
+
+
+@pytest.fixture
+def toy(tmp_path: Path, composed: DictConfig) -> Toy:
+    def call(*words: str) -> DictConfig:
+        return cast(DictConfig, OmegaConf.merge(composed, OmegaConf.from_dotlist([*words, f"paths.run={tmp_path}"])))
+
+    return call
+
+
+def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
+    assert main(["benchmark", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
+    (path,) = (tmp_path / "runs").rglob("summary.json")
+    metrics = {key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()}
+    assert cv2.imread(str(path.with_name("benchmark.png"))).shape[1] > 500
+    with path.with_name("benchmark.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert tuple(lines[0]) == COLUMNS
+    assert [line["way"] for line in lines] == [*LABELS]
+    for line in lines:
+        way, us = line["way"], float(line["us"])
+        assert float(line["images_per_s"]) == pytest.approx(1e6 / us, rel=1e-4)
+        assert metrics[f"{way}_us"] == pytest.approx(us, rel=1e-5)
+        assert metrics[f"{way}_ratio_to_original"] == pytest.approx(metrics["original_us"] / us, rel=1e-4)
+    assert metrics["batch_size"] == 6
+    assert not [key for key in metrics if key.startswith(("train_", "finish"))], "these are for CUDA devices"
+
+
+def test_training_tells_what_waits(toy: Toy) -> None:
+    cfg = toy("benchmark.train=true")
+    metrics = run_mosaic(cfg, read_options(cfg.benchmark), CPU)
+    assert metrics["benchmark/finish_ms"] > 0
+    assert 0 < metrics["benchmark/train_wait_fraction"] < 1
+    assert metrics["benchmark/train_step_ms"] > 0
+    assert metrics["benchmark/train_samples_per_s"] > 0
+
+
+def test_all_ways_make_whole_batches_of_mosaics_although_the_set_is_small(toy: Toy) -> None:
+    cfg = toy("benchmark.batch_sizes=[20]")
+    options = read_options(cfg.benchmark)
+    feeds = open_feeds(cfg, options)
+    batches: dict[str, Any] = {way: work() for way, work in list_ways(feeds, MosaicSpec()).items()}
+    for way, batch in batches.items():
+        assert batch["image"].shape == (4 if way == "worker_finished" else 20, 3, 64, 64)
+        assert batch["image"].dtype == (torch.float32 if way == "worker_finished" else torch.uint8)
+    drawn = feeds["device"].finish(batches["device"])["image"]
+    assert drawn.dtype == torch.float32
+    assert (drawn * 255 - batches["device"]["image"]).abs().mean() > 5, "mosaics are drawn when the batch is finished"
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["data.mosaic=null"], r"^benchmark\.mode=mosaic needs images with boxes and data\.mosaic"),
+        (["data.mosaic.tiles=9"], r"^data\.mosaic makes mosaics of 9 with probability 1\.0: the original way"),
+        (["data.mosaic.probability=0.5"], r"with probability 0\.5: the original way makes them of 4"),
+        (
+            ["data.splits={train: 0, val: 0.5, test: 0.5}"],
+            r"^the train split holds no images to draw: check data\.splits$",
+        ),
+        (["benchmark.train=maybe"], r"^benchmark\.train='maybe' is unknown: choose true, false or auto$"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(words: list[str], match: str, toy: Toy) -> None:
+    cfg = toy(*words)
+    with pytest.raises(ConfigError, match=match):
+        run_mosaic(cfg, read_options(cfg.benchmark), CPU)

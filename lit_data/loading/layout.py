@@ -53,13 +53,19 @@ class Layout:
     def flatten_ragged(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """The ragged fields of a written batch, flat, without the room that is left: N items of all samples each.
 
+        Returns:
+            Each field, and under ``NAME_count`` [B] int64 the items of each sample.
+
         Raises:
             DataError: A sample says that it has more items than there is room for.
         """
-        ragged = {name: field for name, field in self.fields.items() if field.max_items is not None}
-        return {
-            name: _flatten(name, field, arrays[name], arrays[name + COUNT_SUFFIX]) for name, field in ragged.items()
-        }
+        found: dict[str, torch.Tensor] = {}
+        for name, field in self.fields.items():
+            if field.max_items is not None:
+                counts = arrays[name + COUNT_SUFFIX]
+                found[name] = _flatten(name, field, arrays[name], counts)
+                found[name + COUNT_SUFFIX] = torch.from_numpy(counts.copy())
+        return found
 
     @staticmethod
     def _part_bytes(shape: tuple[int, ...], dtype: "np.dtype[np.generic]", samples: int) -> int:

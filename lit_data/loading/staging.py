@@ -83,7 +83,7 @@ class Staging:
         """The first samples of a written slot as tensors without a copy; ragged fields flat.
 
         Returns:
-            One tensor for each field.
+            One tensor for each field, and the number of items of each sample for ragged ones.
         """
         self._collect()
         root = slot.view()
@@ -97,8 +97,7 @@ class Staging:
         else:
             self._lent += 1
             weakref.finalize(root, _give_back, self._returned, slot, self.pinned).atexit = False
-        tensors = {name: torch.from_numpy(array) for name, array in fixed.items()}
-        return {name: ragged[name] if name in ragged else tensors[name] for name in self.layout.fields}
+        return {name: torch.from_numpy(array) for name, array in fixed.items()} | ragged
 
     def _collect(self) -> None:
         for _ in range(len(self._returned)):

@@ -137,7 +137,7 @@ def test_ragged_fields_travel_flat_with_their_rows(kind: dict[str, Any]) -> None
         assert torch.equal(batch["index"][rows].float(), batch["boxes"][:, 1])
         assert torch.equal(batch["points"].long(), batch["index"][rows])
         assert rows.tolist() == sorted(rows.tolist())
-        assert "boxes_count" not in batch
+        assert batch["boxes_count"].tolist() == torch.bincount(rows.long(), minlength=len(batch["index"])).tolist()
 
 
 def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Decode every file strictly: into the store, or with ``prepare.check=true`` only to see whether it is good.
 
-    ``prepare.export=FOLDER`` then writes the samples of a stage with their defects, see `lit_data.commands.export`.
+    ``prepare.export=FOLDER`` then writes the samples of a stage with their defects, see `lit_data.commands.export`; of
+    CT volumes it writes the occupied voxels, all of them.
 
     Returns:
         Images, patches of each split and bytes of the store; samples, defects and distractors of an export.
@@ -48,5 +49,7 @@ def _export(cfg: DictConfig, datamodule: BaseDataModule) -> dict[str, int]:
         raise ConfigError(f"prepare.export_stage={cfg.prepare.export_stage!r} must be train, val or test")
     about = {"name": cfg.name, "seed": cfg.seed, "data": OmegaConf.to_container(cfg.data, resolve=True)}
     folder, stage = Path(cfg.prepare.export), cfg.prepare.export_stage
-    done = export_set(datamodule, folder, stage=stage, epoch=cfg.prepare.export_epoch, about=about)
+    done = datamodule.export_files(folder)
+    if done is None:
+        done = export_set(datamodule, folder, stage=stage, epoch=cfg.prepare.export_epoch, about=about)
     return {f"exported_{key}": value for key, value in done.items()}

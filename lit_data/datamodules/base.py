@@ -3,6 +3,7 @@
 import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import lightning as L
@@ -114,6 +115,17 @@ class BaseDataModule(L.LightningDataModule):
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set, for the report of ``prepare``."""
         return {f"{split}_samples": len(self.dataset(split)) for split in ("train", "val", "test")}
+
+    def export_files(self, folder: Path) -> dict[str, int] | None:
+        """For ``prepare.export``: write the set in a format of its own; none where samples are written as images.
+
+        Args:
+            folder: A new or an empty one.
+
+        Returns:
+            Numbers for the report.
+        """
+        return None
 
     def dataset(self, stage: Stage) -> RowWriter:
         """The dataset of one stage, made at the first call."""

@@ -1,6 +1,8 @@
 """Map-style datasets. They know nothing of Lightning, and importing one imports neither Kornia nor Hydra."""
 
+from lit_data.datasets.ct import CTDataset
 from lit_data.datasets.detection import DetectionDataset
 from lit_data.datasets.stripes import StripeDataset
+from lit_data.datasets.watermarks import WatermarkDataset
 
-__all__ = ["DetectionDataset", "StripeDataset"]
+__all__ = ["CTDataset", "DetectionDataset", "StripeDataset", "WatermarkDataset"]

@@ -5,5 +5,19 @@ from lit_data.modules.detection import DetectionModule
 from lit_data.modules.detector_net import DetectorNet
 from lit_data.modules.segmentation import SegmentationModule
 from lit_data.modules.unet import UNet
+from lit_data.modules.vector_quantiser import VectorQuantiser
+from lit_data.modules.voxel import VoxelModule
+from lit_data.modules.voxel_net import PointVoxelNet
+from lit_data.modules.voxel_queries import QueryCounts
 
-__all__ = ["CompareNet", "DetectionModule", "DetectorNet", "SegmentationModule", "UNet"]
+__all__ = [
+    "CompareNet",
+    "DetectionModule",
+    "DetectorNet",
+    "PointVoxelNet",
+    "QueryCounts",
+    "SegmentationModule",
+    "UNet",
+    "VectorQuantiser",
+    "VoxelModule",
+]

@@ -26,6 +26,10 @@ STARTS_RANKS = [Path("trainer/ddp_cpu")]  # from its own command line: see tests
 
 DETECTION = ["bccd", "detection"]  # experiments of images with boxes
 FOR_DETECTION = [Path("data/detection"), Path("model/detector")]
+WATERMARK = ["watermark"]  # experiments of images with text watermarks
+FOR_WATERMARK = [Path("data/watermark"), Path("model/unet"), Path("synthesis/watermark")]
+VOLUMES = ["ct", "ct_100k", "ct_500k"]  # experiments of CT volumes
+FOR_VOLUMES = [Path("data/ct"), Path("model/voxel_autoencoder"), Path("model/voxel_vqvae")]
 
 QUICK = [
     "trainer.max_epochs=1",
@@ -42,6 +46,23 @@ TOY_BOXES = [
     "data.size_px=64",
     "data.mosaic.close_epochs=0",
     "model.net.width=8",
+]
+TOY_VOLUMES = [
+    *QUICK,
+    "data.samples={count: 6, shape: [24, 24, 24]}",
+    "data.max_points=100",
+    "data.processes=1",
+    "model.net.grid=8",
+    "model.net.width=4",
+    "model.net.hidden=8",
+]
+
+TOY_MARKS = [
+    *QUICK,
+    "data.samples={count: 6, size_px: [96, 96]}",
+    "data.patch_px=64",
+    "data.samples_per_image=2",
+    "data.progressive=[[0,32],[1,64]]",
 ]
 
 pytestmark = [
@@ -95,19 +116,20 @@ def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
     known |= {path for path in FILES if path.parts[0] in ("benchmark", "experiment", "hydra")}
     assert set(FILES) == known
-    assert len(FILES) == 51
-    assert BENCHMARKS == ["callbacks", "collate", "headroom", "loaders", "synthesis"]
-    assert EXPERIMENTS == ["bccd", "detection", "phantom", "steel", "stripe"]
+    assert len(FILES) == 63
+    assert BENCHMARKS == ["callbacks", "collate", "ct", "headroom", "loaders", "mosaic", "synthesis"]
+    experiments = ["bccd", "ct", "ct_100k", "ct_500k", "detection", "phantom", "steel", "stripe", "watermark"]
+    assert experiments == EXPERIMENTS
 
 
-@pytest.mark.parametrize("experiment", ["stripe", "detection"])
+@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -> None:
     cfg = compose(command, [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     assert cfg.command == command
 
 
-@pytest.mark.parametrize("experiment", ["stripe", "detection"])
+@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark"])
 def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) -> None:
     cfg = compose("fit", [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     nodes = [
@@ -119,7 +141,11 @@ def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) ->
         assert arguments == node.keys() - {"_target_", "_partial_"}, key
 
 
-@pytest.mark.parametrize("option", [p for p in OPTIONS if p not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION], ids=str)
+@pytest.mark.parametrize(
+    "option",
+    [p for p in OPTIONS if p not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK],
+    ids=str,
+)
 def test_every_option_runs(option: Path, run: Run, tmp_path: Path) -> None:
     group = f"+{option}".replace("/", "=") if option.parts[0] == "debug" else str(option).replace("/", "=")
     words = [*TOY, group]
@@ -138,27 +164,41 @@ def test_the_gpu_option_runs(run: Run) -> None:
     assert run("fit", *TOY, "trainer=gpu")["samples_sha256"]
 
 
-@pytest.mark.parametrize("option", BENCHMARKS)
+@pytest.mark.parametrize("option", [name for name in BENCHMARKS if name != "ct"])
 def test_every_benchmark_runs(option: str, run: Run) -> None:
+    toy = TOY_BOXES if option == "mosaic" else TOY
     sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]
     times = ["benchmark.repeats=1", "benchmark.samples_per_row=4", "benchmark.warmup_batches=1"]
     words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
-    summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *TOY, *sizes, *times, *words)
+    summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *toy, *sizes, *times, *words)
     assert summary["benchmark/batch_size"] == 4
-    named = {"headroom": "headroom_samples_per_s", "callbacks": "step_us", "synthesis": "all_batched_us"}
+    named = {
+        "headroom": "headroom_samples_per_s",
+        "callbacks": "step_us",
+        "mosaic": "worker_us",
+        "synthesis": "all_batched_us",
+    }
     assert summary[f"benchmark/{named.get(option, 'best_samples_per_s')}"] > 0
 
 
-@pytest.mark.parametrize("option", FOR_DETECTION, ids=str)
-def test_the_options_of_detection_make_its_experiment(option: Path, tmp_path: Path) -> None:
-    cfg = compose("fit", ["+experiment=detection", f"paths.run={tmp_path}"])
+def test_the_benchmark_of_volumes_runs(run: Run) -> None:
+    sizes = ["benchmark.volume_side=16", "benchmark.occupied_share=0.1", "benchmark.subset_points=50"]
+    summary = run("benchmark", "+benchmark=ct", "trainer=cpu", "benchmark.repeats=1", *sizes)
+    assert summary["benchmark/points"] == 2 * round(0.1 * 16**3)
+    assert summary["benchmark/store_load_ms_mean"] > 0
+
+
+@pytest.mark.parametrize("option", FOR_DETECTION + FOR_VOLUMES[:2], ids=str)
+def test_the_options_of_an_experiment_make_it(option: Path, tmp_path: Path) -> None:
+    experiment = "detection" if option in FOR_DETECTION else "ct"
+    cfg = compose("fit", [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     own = OmegaConf.load(CONF / option.with_suffix(".yaml"))
     assert isinstance(own, DictConfig)
     assert cfg[option.parts[0]]["_target_"] == own["_target_"]
     assert own.keys() <= cfg[option.parts[0]].keys()
 
 
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name not in DETECTION])
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name not in DETECTION + VOLUMES + WATERMARK])
 def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
     words = [f"+experiment={experiment}", *TOY, *_real_data(experiment, tmp_path / "images")]
     fitted = run("fit", *words)
@@ -216,6 +256,72 @@ def test_every_detector_goes_all_the_way(experiment: str, run: Run, tmp_path: Pa
     assert prepared["prepare/images"] == 8
     assert prepared["prepare/classes"].count(", ") == 2
     assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 8
+    assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
+
+
+def test_the_experiment_of_volumes_goes_all_the_way(run: Run) -> None:
+    words = ["+experiment=ct", *TOY_VOLUMES]
+    fitted = run("fit", *words)
+    assert fitted["experiment"] == "ct"
+    assert 0 <= fitted["test/iou"] <= fitted["test/f1"] <= 1
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 500
+    for name in ("best.ckpt", "last.ckpt"):
+        assert (fitted["folder"] / "checkpoints" / name).is_file()
+    tested = run("test", *words)
+    assert tested["test/iou"] == pytest.approx(fitted["test/iou"], abs=1e-6)
+    assert "val/iou" in run("validate", *words)
+    predicted = run("predict", *words)
+    assert predicted["predict/volumes"] == 6
+    assert run("show", *words, "show.count=3")["show/patches"] == 3
+    prepared = run("prepare", *words, f"prepare.export={fitted['folder']}/sparse")
+    assert (prepared["prepare/volumes"], prepared["prepare/refused"]) == (6, 0)
+    assert prepared["prepare/exported_volumes"] == 6
+    assert prepared["prepare/sparse_bytes"] > 0
+    assert run("prepare", *words, "prepare.check=true")["prepare/points"] == prepared["prepare/points"]
+    assert run("prepare", *words, "prepare.verify=true")["prepare/refused"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from:UserWarning")
+def test_the_second_stage_goes_on_from_the_first(run: Run) -> None:
+    first = run("fit", "+experiment=ct_100k", *TOY_VOLUMES)
+    words = [*TOY_VOLUMES, "trainer.max_epochs=2", f"ckpt={first['folder']}/checkpoints/last.ckpt"]
+    second = run("fit", "+experiment=ct_500k", *words)
+    rows = (second["folder"] / "csv" / "metrics.csv").read_text().splitlines()
+    epochs = {line.split(",")[rows[0].split(",").index("epoch")] for line in rows[1:]}
+    assert "1" in epochs
+    assert "0" not in epochs  # that was the first stage's
+
+
+def test_volumes_can_be_learned_as_codes_and_cut_into_windows(run: Run) -> None:
+    assert run("fit", "+experiment=ct", "model=voxel_vqvae", *TOY_VOLUMES)["val/perplexity"] >= 1
+    words = ["+experiment=ct", *TOY_VOLUMES, "data.sample=windows", "data.windows.size=8"]
+    assert run("prepare", *words)["prepare/volumes"] == 6
+
+
+@pytest.mark.parametrize("option", FOR_WATERMARK, ids=str)
+def test_the_options_of_watermarks_make_their_experiment(option: Path, tmp_path: Path) -> None:
+    cfg = compose("fit", ["+experiment=watermark", f"paths.run={tmp_path}"])
+    own = OmegaConf.load(CONF / option.with_suffix(".yaml"))
+    assert isinstance(own, DictConfig)
+    node = cfg.data.synthesis if option.parts[0] == "synthesis" else cfg[option.parts[0]]
+    assert node["_target_"] == own["_target_"]
+    assert own.keys() <= node.keys()
+
+
+@pytest.mark.parametrize("experiment", WATERMARK)
+def test_watermarks_are_learned_and_shown(experiment: str, run: Run) -> None:
+    words = [f"+experiment={experiment}", *TOY_MARKS]
+    fitted = run("fit", *words)
+    assert fitted["experiment"] == experiment
+    assert 0 <= fitted["test/dice"] <= 1
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 500
+    tested = run("test", *words)
+    assert tested["test/dice"] == pytest.approx(fitted["test/dice"], abs=1e-6)
+    assert run("show", *words, "show.count=3")["show/defects"] >= 1
+    assert run("prepare", *words)["prepare/images"] == 6
+    assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 6
     assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
 
 

@@ -1,0 +1,192 @@
+"""Mode ``ct``: how fast the occupied voxels of a volume are there, beside the ways in which people get them."""
+
+import csv
+import logging
+import math
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean, pstdev
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from lit_data.commands.benchmarks.ct_ways import Cloud, Ways
+from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.targets import instantiate
+from lit_data.datamodules.ct import CTDataModule
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.progress import track
+from lit_data.io.volumes.indexing import IndexOptions
+from lit_data.io.volumes.sources import VolumeSource, find_volumes
+
+log = logging.getLogger(__name__)
+
+COLUMNS: Final = (
+    "method", "prepare_ms", "first_epoch_ms", "load_ms_mean", "load_ms_std", "ratio_to_argwhere", "memory_mib",
+    "points", "samples",
+)  # fmt: skip
+_LOW_HU: Final = 150.0
+_WIDTH: Final = 150
+_SLICES: Final = 16  # of a made volume, drawn at once
+
+
+@dataclass(slots=True)
+class Times:
+    """What was measured of a way, in seconds for a volume."""
+
+    prepare_s: float = math.nan
+    epochs_s: list[list[float]] = field(default_factory=list)
+    memory_bytes: int = 0
+    points: int = 0
+
+
+def run_ct(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
+    """Compare the ways on made volumes or on the experiment's; see `lit_data.commands.benchmark.run`."""
+    folder = Path(cfg.paths.run)
+    with TemporaryDirectory(dir=folder, prefix="volumes-") as temp:
+        if options.volumes is None:
+            sources, index = _read_set(cfg)
+        else:
+            sources, index = _make_set(Path(temp), options), IndexOptions(low_hu=_LOW_HU)
+        times = _measure(sources, index, Path(temp), options)
+    lines = [_make_line(method, found, times["argwhere"]) for method, found in times.items()]
+    title = f"{len(sources)} volumes, {lines[0]['points'] / len(sources):,.0f} occupied voxels each"
+    _write_lines(lines, folder / "benchmark.csv")
+    _print_lines(lines, title)
+    log.info("table: %s", folder / "benchmark.csv")
+    return {
+        f"benchmark/{line['method']}_{name}": line[name]
+        for line in lines
+        for name in COLUMNS[1:]
+        if not math.isnan(line[name])
+    } | {"benchmark/volumes": len(sources), "benchmark/points": lines[0]["points"]}
+
+
+def _read_set(cfg: DictConfig) -> tuple[Sequence[VolumeSource], IndexOptions]:
+    datamodule = instantiate(cfg.data)
+    if not isinstance(datamodule, CTDataModule):
+        raise ConfigError("benchmark.volumes=null measures the experiment's volumes: add +experiment=ct")
+    return find_volumes(datamodule.source.folder), datamodule.source.index_options
+
+
+def _make_set(folder: Path, options: BenchmarkOptions) -> list[VolumeSource]:
+    """Volumes of noise in which a given share of voxels, anywhere, is bone."""
+    side = options.volume_side
+    for number in track(range(options.volumes or 0), "making volumes", options.volumes or 0):
+        rng = np.random.default_rng(number)
+        path = folder / f"{number}.npy"
+        volume = np.lib.format.open_memmap(path, "w+", np.int16, (side, side, side))
+        for begin in range(0, side, _SLICES):
+            slab = volume[begin : begin + _SLICES]
+            slab[...] = rng.integers(-1000, int(_LOW_HU), slab.shape, dtype=np.int16, endpoint=True)
+            bone = rng.permutation(slab.size)[: round(options.occupied_share * slab.size)]
+            slab.reshape(-1)[bone] = rng.integers(int(_LOW_HU) + 1, 1500, len(bone), dtype=np.int16)
+        volume.flush()
+    return find_volumes(folder)
+
+
+def _measure(
+    sources: Sequence[VolumeSource], index: IndexOptions, folder: Path, options: BenchmarkOptions
+) -> dict[str, Times]:
+    """Every way in turn, epoch by epoch."""
+    all_ways = Ways(sources, index, folder, subset_points=options.subset_points)
+    ways = all_ways.by_name()
+    times = {method: Times() for method in ways}
+    for method, (prepare, _) in ways.items():
+        if prepare is not None:
+            times[method].prepare_s = _time(prepare)[0] / len(sources)
+    rounds = [(epoch, *item) for epoch in range(options.repeats + 1) for item in ways.items()]
+    expected: list[Cloud] = []
+    for epoch, method, (_, load) in track(rounds, "measuring", len(rounds)):
+        timed = [_time(partial(load, number, epoch)) for number in range(len(sources))]
+        times[method].epochs_s.append([seconds for seconds, _ in timed])
+        times[method].points = sum(len(cloud.coords) for _, cloud in timed)
+        if epoch == 0 and method != "subset":
+            check_equal(method, [cloud for _, cloud in timed], expected)
+    for method, (_, load) in ways.items():
+        all_ways.forget_rows()
+        times[method].memory_bytes = _measure_memory(partial(load, 0, 0))
+    return times
+
+
+def _time(work: Callable[[], Any]) -> tuple[float, Any]:
+    began_s = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began_s, result
+
+
+def check_equal(method: str, clouds: Sequence[Cloud], expected: list[Cloud]) -> None:
+    """Hold the samples of a way against those of the first one.
+
+    Raises:
+        DataError: They differ, so the comparison would mean nothing.
+    """
+    if not expected:
+        expected.extend(clouds)
+    for one, other in zip(clouds, expected, strict=True):
+        if not (np.array_equal(one.coords, other.coords) and np.array_equal(one.feats, other.feats)):
+            raise DataError(
+                f"{method} finds {len(one.coords)} other voxels than argwhere, which finds {len(other.coords)}"
+            )
+
+
+def _measure_memory(work: Callable[[], object]) -> int:
+    """Most bytes that are allocated at a time; memory maps are not counted, they are the page cache's."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _make_line(method: str, found: Times, reference: Times) -> dict[str, Any]:
+    later, usual = (
+        [1e3 * seconds for epoch in times.epochs_s[1:] for seconds in epoch] for times in (found, reference)
+    )
+    return {
+        "method": method,
+        "prepare_ms": 1e3 * found.prepare_s,
+        "first_epoch_ms": 1e3 * fmean(found.epochs_s[0]),
+        "load_ms_mean": fmean(later),
+        "load_ms_std": pstdev(later),
+        "ratio_to_argwhere": fmean(usual) / fmean(later),
+        "memory_mib": found.memory_bytes / 2**20,
+        "points": found.points,
+        "samples": len(later),
+    }
+
+
+def _write_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=COLUMNS)
+        writer.writeheader()
+        for line in lines:
+            cells = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in line.items()}
+            writer.writerow({name: "" if cell == "nan" else cell for name, cell in cells.items()})
+
+
+def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name.replace("_", " "), justify="left" if name == "method" else "right")
+    for line in lines:
+        table.add_row(*(_format(line[name]) for name in COLUMNS))
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+
+
+def _format(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,247 @@
+"""`CTDataModule`: CT volumes as sets of occupied voxels, or as dense windows of them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast, get_args
+
+from torch import Tensor
+from typing_extensions import override
+
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.ct_batch import COMMON_KEYS, POINT_KEYS, WINDOW_KEYS, cut_batch, keep_one_count, widen_labels
+from lit_data.datamodules.ct_options import SampleKind, check_choice, read_most, read_range, read_sdf
+from lit_data.datamodules.ct_source import CTSource, TooFew
+from lit_data.datamodules.ct_volumes import CTVolumes
+from lit_data.datasets.ct import CTDataset
+from lit_data.datasets.ct_distances import PointDistances
+from lit_data.datasets.ct_rows import PointRows, WindowRows
+from lit_data.datasets.ct_windows import WindowSpec
+from lit_data.datasets.splits import Splits
+from lit_data.io.survey import OnBad
+from lit_data.io.volumes.hounsfield import Window, read_window
+from lit_data.io.volumes.resampling import Resolution
+from lit_data.loading import LoaderOptions
+from lit_data.types import Batch, Stage
+
+
+class CTDataModule(BaseDataModule):
+    """CT volumes, indexed once; a sample is the set of occupied voxels of a volume, or a dense window of them.
+
+    A batch of points is a dict:
+
+    ==================  ==================  ====================================================================
+    key                 shape, dtype        what
+    ==================  ==================  ====================================================================
+    ``coords``          [N, 4] int32        (row, z, y, x) of the points of all volumes, row by row
+    ``feats``           [N, C] float32      value in 0..1 of the window; with `sdf` the signed distance, mm
+    ``label``           [N, 1] int64        in sets with labels; 0 none, -1 in a volume that has no labels
+    ``coords_count``    [B] int64           points of each volume, in order
+    ``occupied_total``  [B] int64           occupied voxels of each volume, of which the points may be a subset
+    ==================  ==================  ====================================================================
+
+    A batch of windows:
+
+    ==================  ==================  ====================================================================
+    key                 shape, dtype        what
+    ==================  ==================  ====================================================================
+    ``image``           [B, 1, D, H, W]     float32, 0..1; 0 where nothing is occupied
+    ``occupied``        [B, 1, D, H, W]     bool
+    ``sdf``             [B, 1, D, H, W]     float32, with `sdf`: signed distance, mm
+    ``mask``            [B, 1, D, H, W]     int64, in sets with labels, as ``label``
+    ``position``        [B, 3] int64        (z, y, x) of the first voxel in the volume
+    ==================  ==================  ====================================================================
+
+    And both:
+
+    ==================  ==================  ====================================================================
+    key                 shape, dtype        what
+    ==================  ==================  ====================================================================
+    ``index``           [B] int64           number of the sample
+    ``volume_index``    [B] int64           number of its volume
+    ``shape``           [B, 3] int64        (z, y, x) voxels of the volume
+    ``spacing``         [B, 3] float32      (z, y, x) mm between voxels
+    ``path``            B paths             of the volume
+    ``epoch``           [B] int64           epoch the sample was drawn for
+    ==================  ==================  ====================================================================
+
+    Workers scale values, because they touch occupied voxels only; the device would scale whole windows. Distances are
+    those from a voxel's centre to the nearest one of the other kind, negative in the occupied set.
+
+    Args:
+        root: Folder of `.npy`, `.npz`, NIfTI and DICOM volumes, or one file. Without one, a small drawn set is made
+            once in the cache.
+        splits: `auto`, `folders`, shares, or lists, see `split_images`.
+        split_seed: Chooses the volumes of each share.
+        sample: `points` or `windows`.
+        window: Name of a window of `lit_data.io.volumes.hounsfield.WINDOWS`, or (centre, width) in HU.
+        occupied_hu: Voxels above the first and not above the second number are occupied, none has no limit; by
+            default those above the lower edge of the window.
+        resolution: What volumes are brought to before they are indexed.
+        min_points: Volumes with fewer occupied voxels are bad.
+        too_few: `error` lists them and ends; `skip` leaves them out and counts them.
+        max_points: Of volumes with more points, this many are drawn in each epoch, see `choose_points`; none takes all.
+        sdf: Largest signed distance in mm, `exact` for no limit; none leaves distances out.
+        windows: Size and places of windows.
+        precompute: True indexes all volumes before the first epoch; `lazy` each at its first use; False at every use.
+        cache_data: Keep what was read in the memory of each process.
+        preload: Read the index into memory before the first epoch: True, False, or `auto`: sets of up to 100 volumes
+            that fit into `preload_share`.
+        preload_share: Share of the available memory.
+        processes: Of the indexing; `auto` takes the cores.
+        nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
+        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
+        cache_dir: Where the index and the drawn set lie.
+        samples: Parameters of the drawn set, see `ensure_ct_samples`.
+        loader: Batch size, workers, seed.
+        batch_format: See above.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = (*POINT_KEYS, *WINDOW_KEYS, *COMMON_KEYS)
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        splits: Splits = "auto",
+        split_seed: int = 0,
+        sample: SampleKind = "points",
+        window: str | Sequence[float] | Window = "bone",
+        occupied_hu: Sequence[float | None] | None = None,
+        resolution: Resolution | None = None,
+        min_points: int = 1,
+        too_few: TooFew = "error",
+        max_points: int | None = None,
+        sdf: float | Literal["exact"] | None = None,
+        windows: WindowSpec | None = None,
+        precompute: bool | Literal["lazy"] = True,
+        cache_data: bool = False,
+        preload: bool | Literal["auto"] = "auto",
+        preload_share: float = 0.25,
+        processes: int | Literal["auto"] = "auto",
+        nan_fill: float | None = None,
+        on_bad: OnBad = "error",
+        cache_dir: str | None = None,
+        samples: Mapping[str, Any] | None = None,
+        loader: LoaderOptions | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        check_choice("sample", sample, get_args(SampleKind))
+        self.sample, self.window, self.windows = sample, read_window(window), windows or WindowSpec()
+        self.max_points, self.most_mm, self.has_sdf = read_most(max_points), read_sdf(sdf), sdf is not None
+        self.source = CTSource(
+            root=root,
+            splits=splits,
+            split_seed=split_seed,
+            occupied_hu=read_range(occupied_hu, self.window),
+            resolution=resolution or Resolution(),
+            min_points=min_points,
+            too_few=too_few,
+            precompute=precompute,
+            cache_data=cache_data,
+            preload=preload,
+            preload_share=preload_share,
+            processes=processes,
+            nan_fill=nan_fill,
+            on_bad=on_bad,
+            cache_dir=cache_dir,
+            samples=samples or {},
+        )
+        self.volumes: CTVolumes
+
+    def prepare_data(self) -> None:
+        """Make the drawn set if need be, and index what is not indexed yet."""
+        self._open()
+        distances = self._distances()
+        if distances is not None:
+            distances.prepare()
+
+    def setup(self, stage: str) -> None:
+        """Open the index."""
+        self._open()
+
+    def build_dataset(self, stage: Stage) -> CTDataset:
+        """Volumes of one stage, or windows of them; those of all splits to predict."""
+        volumes = self.volumes.of(stage)
+        if self.sample == "points":
+            return CTDataset(
+                PointRows(
+                    self.volumes.bank,
+                    volumes,
+                    window=self.window,
+                    most=self.volumes.find_room(self.max_points),
+                    least=self.source.min_points,
+                    has_labels=self.volumes.has_labels,
+                    distances=self._distances(),
+                    seed=self.loader.seed,
+                )
+            )
+        return CTDataset(
+            WindowRows(
+                self.volumes.bank,
+                volumes,
+                self.volumes.shapes,
+                window=self.window,
+                spec=self.windows,
+                draws=stage == "train" and self.windows.mode == "random",
+                has_labels=self.volumes.has_labels,
+                sdf=self.has_sdf,
+                most_mm=self.most_mm,
+                seed=self.loader.seed,
+            )
+        )
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Name the files; nothing is drawn here."""
+        paths = [self.volumes.bank.name(number) for number in batch["volume_index"].tolist()]
+        return keep_one_count(batch) | {"path": cast(Tensor, paths)}
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Widen labels, which travel in four bytes."""
+        return widen_labels(batch)
+
+    def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
+        """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
+        return cut_batch(batch, self.batch_format, self.sample_keys, start, stop)
+
+    @property
+    def sample_keys(self) -> Sequence[str]:
+        """The keys of `batch_keys` that batches have, as the options and the set are."""
+        fields = self.dataset("predict").fields
+        return [
+            key for key in self.batch_keys if key in fields or key == "path" or key.removesuffix("_count") in fields
+        ]
+
+    @override
+    def check_sources(self) -> dict[str, int]:
+        """Read every volume and its labels strictly, and keep nothing."""
+        return self.source.check()
+
+    @override
+    def verify_sources(self) -> list[str]:
+        """Volumes whose index is not what it was when it was made."""
+        return self.source.verify(self.volumes)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        """Numbers about the opened set: volumes, points, and bytes of the dense volumes and of their index."""
+        return self.volumes.describe()
+
+    @override
+    def export_files(self, folder: Path) -> dict[str, int]:
+        """Write every volume as a sparse `.npz` file, see `lit_data.io.volumes.sparse_npz`."""
+        return self.volumes.export(folder)
+
+    def _distances(self) -> PointDistances | None:
+        if not self.has_sdf or self.sample != "points":
+            return None
+        folder = self.source.store_folder / "distances" if self.source.precompute else None
+        return PointDistances(self.volumes.bank, folder, self.most_mm)
+
+    def _open(self) -> None:
+        if not hasattr(self, "volumes"):
+            self.volumes = self.source.open()

@@ -1,0 +1,148 @@
+"""What happens to a watermark batch between the loader and the model: planned on the host, finished on the device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from lit_data.augment import Augmentation, Layers
+from lit_data.datasets.watermarks import WatermarkDataset, corner_of
+from lit_data.synthesis.watermarks.blend import Look, blend, degrade
+from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks
+from lit_data.synthesis.watermarks.spec import MODES, WatermarkSpec
+from lit_data.synthesis.watermarks.visible import keep_visible
+from lit_data.types import Batch, Stage
+
+PLAN_KEY: Final = "plan"
+"""Where a planned batch holds its `BatchPlan`, which moves to a device as tensors do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What the device has to know of a batch.
+
+    Attributes:
+        size_px: (h, w) of its samples, which lie in the upper left corner of its rows.
+        look: How its watermarks look; none where none are drawn.
+    """
+
+    size_px: tuple[int, int]
+    look: Look | None
+
+    def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "BatchPlan":
+        """The same with tensors on a device."""
+        look = None if self.look is None else self.look.to(device, non_blocking=non_blocking)
+        return BatchPlan(self.size_px, look)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkTransform:
+    """Cut to the size of the epoch, cast to 0..1, blend the watermark, compress, augment; in this order.
+
+    Args:
+        spec: The watermarks; none where all samples have masks of their own.
+        seed: Seed of every draw.
+        augment: Augmentation of the samples of each stage that has one.
+        clean: Whether finished batches hold the images without watermarks as well.
+    """
+
+    spec: WatermarkSpec | None
+    seed: int
+    augment: Mapping[Stage, Augmentation]
+    clean: bool
+
+    def plan(self, batch: Batch, stage: Stage, dataset: WatermarkDataset) -> Batch:
+        """Add what is drawn for each sample, from its own stream, to a batch on the host."""
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        plan = self.sample(batch, dataset)
+        planned = BatchPlan(dataset.size_at(epoch), None if plan is None else Look.of(plan))
+        batch = batch | {PLAN_KEY: cast(Tensor, planned)}
+        if stage in self.augment:
+            batch = batch | self.augment[stage].draw(self.seed, epoch, index, batch["image"].shape[1])
+        return batch
+
+    def sample(self, batch: Batch, dataset: WatermarkDataset) -> WatermarkPlan | None:
+        """The watermarks of a batch on the host, in the colours that can be seen; none where none are drawn."""
+        if self.spec is None or "cover" not in batch:
+            return None
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        plan = sample_watermarks(self.spec, self.seed, epoch, index, dataset.size_at(epoch))
+        return keep_visible(plan, batch["under"].numpy())
+
+    def finish(self, batch: Batch, stage: Stage) -> Batch:
+        """Do the work that was planned, on the device of the batch.
+
+        Args:
+            batch: A planned batch.
+            stage: The stage it was planned for.
+
+        Returns:
+            ``image`` [B, 3, h, w] float32 in 0..1, ``mask`` [B, 1, h, w] float32 where there is any, ``clean`` as
+            ``image`` if it is wanted.
+        """
+        drawn = self.draw(batch)
+        if stage not in self.augment:
+            return drawn
+        augment = self.augment[stage]
+        augmented = augment.forward(Layers(drawn["image"], drawn.get("mask")), batch)
+        finished = {"image": augmented.images}
+        if augmented.masks is not None:
+            finished["mask"] = augmented.masks
+        if "clean" in drawn:
+            finished["clean"] = augment.forward(Layers(drawn["clean"]), batch).images
+        return finished
+
+    def draw(self, batch: Batch) -> Batch:
+        """What `finish` does before augmentation."""
+        plan = cast(BatchPlan, batch[PLAN_KEY])
+        corner, look = corner_of(plan.size_px), plan.look
+        images = batch["image"][corner]
+        if look is None:
+            drawn = {"image": torch.div(images, 255.0)}
+            return drawn | {"mask": batch["mask"][corner].to(torch.float32)} if "mask" in batch else drawn
+        cover = batch["cover"][corner]
+        finished = {"image": degrade(blend(images, cover, look), look), "mask": self._mask(cover, look)}
+        return finished | ({"clean": torch.div(images, 255.0)} if self.clean else {})
+
+    def describe_plan(self, batch: Batch, rows: Sequence[int], dataset: WatermarkDataset) -> list[dict[str, Any]]:
+        """The texts drawn in some samples of a batch, one dict each; places are those before augmentation."""
+        plan = self.sample(batch, dataset)
+        if plan is None or dataset.marks is None:
+            return []
+        fonts, wanted = dataset.marks.fonts, set(rows)
+        return [
+            _describe(plan, number, fonts) | {"index": int(batch["index"][plan.row[number]])}
+            for number in range(len(plan))
+            if int(plan.row[number]) in wanted
+        ]
+
+    def _mask(self, cover: Tensor, look: Look) -> Tensor:
+        """[B, 1, h, w] float32 from the cover, [B, 1, h, w] uint8."""
+        assert self.spec is not None
+        if self.spec.mask == "binary":
+            return (cover >= max(1.0, self.spec.mask_threshold * 255)).to(torch.float32)
+        return cover * (look.opacity / 255)[:, None, None, None]
+
+
+def _describe(plan: WatermarkPlan, number: int, fonts: Sequence[str]) -> dict[str, Any]:
+    row = int(plan.row[number])
+    values = {
+        "y": plan.centre[number, 0],
+        "x": plan.centre[number, 1],
+        "size_px": plan.size_px[number],
+        "angle_deg": plan.angle_deg[number],
+        "opacity": plan.opacity[row],
+        "outline": plan.outline[row],
+        "jpeg_quality": plan.quality[row],
+    }
+    return {
+        "index": 0,
+        "text": plan.spec.words[int(plan.text[number])],
+        "font": fonts[int(plan.font[number] * len(fonts))] or "built in",
+        **{name: round(float(value), 3) for name, value in values.items()},
+        "tiled": bool(plan.tiled[row]),
+        "mode": MODES[int(plan.mode[row])],
+        "colour": [round(part, 3) for part in plan.colour[row].tolist()],
+    }

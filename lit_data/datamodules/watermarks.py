@@ -1,0 +1,226 @@
+"""`WatermarkDataModule`: pages and photographs with text watermarks, drawn or real."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+from torch import nn
+from typing_extensions import override
+
+from lit_data.augment import stage_augmentations
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.watermark_inspection import WatermarkInspection
+from lit_data.datamodules.watermark_source import WatermarkSource
+from lit_data.datamodules.watermark_transform import WatermarkTransform
+from lit_data.datasets.progressive import ProgressiveSize
+from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.datasets.watermarks import WatermarkDataset
+from lit_data.errors import ConfigError
+from lit_data.grid import pair_px
+from lit_data.io.bank import ImageBank, describe_bank
+from lit_data.io.masks import MaskOptions
+from lit_data.io.options import ReadOptions
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
+from lit_data.types import Batch, Stage
+
+
+class WatermarkDataModule(BaseDataModule):
+    """Patches of images of any size; watermarks are drawn into them, or lie in them and have masks.
+
+    A batch is a dict:
+
+    ===============  =======================  ==================================================================
+    key              shape, dtype             what
+    ===============  =======================  ==================================================================
+    ``image``        [B, 3, H, W] float32     0..1, R, G, B
+    ``mask``         [B, 1, H, W] float32     0..1, the watermark; not when predicting
+    ``clean``        [B, 3, H, W] float32     0..1, the image before its watermark; only with `clean`
+    ``index``        [B] int64                number of the sample among those of all images
+    ``image_index``  [B] int64                number of the image
+    ``position``     [B, 2] int64             (y, x) of the patch in its image, px
+    ``epoch``        [B] int64                epoch the sample was drawn for
+    ===============  =======================  ==================================================================
+
+    Training patches are cut at random; those of the other stages lie on a grid and have the same watermarks in every
+    epoch. Prediction takes the grid of all images, as they are.
+
+    Args:
+        root: Folder of the images. Without one, a small set of drawn pages and photographs is made in the cache.
+        patterns: Globs below the root.
+        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see `split_images`.
+        split_seed: Chooses the images of each share.
+        masks: Folder (absolute or below the root) of masks with the stems of their images, or none.
+        mask_read: How masks are read: their values, palettes.
+        mask_splits: Splits that use the masks instead of drawn watermarks.
+        patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
+        stride_px: Distance between the patches of the grid; by default they lie side by side.
+        samples_per_image: Training patches of each image in an epoch.
+        progressive: Sizes of training patches by epoch, in place of `patch_px`; (first epoch, side in px) each, or
+            a `ProgressiveSize`.
+        clean: Batches hold ``clean`` too, for modules that restore images; of drawn watermarks alone.
+        read: How files are read; by default grey images are copied to three channels and alpha is dropped.
+        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
+        cache: `store` decodes every file once into a memory-mapped store; `lru` decodes on access and keeps
+            `cache_bytes`; `none` decodes on each access.
+        cache_dir: Where stores and the drawn set lie.
+        cache_bytes: Bound of the `lru` cache.
+        samples: Parameters of the drawn set, see `ensure_watermark_samples`.
+        loader: Batch size, workers, seed.
+        synthesis: Watermarks to draw; none draws none.
+        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        batch_format: `dict`, a mapping of new key to our key, or a sequence of keys for a tuple.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "clean", "index", "image_index", "position", "epoch")
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        patterns: Sequence[str] = ("**/*",),
+        splits: Splits = "auto",
+        split_seed: int = 0,
+        masks: str | None = None,
+        mask_read: MaskOptions | None = None,
+        mask_splits: Sequence[Stage] = SPLITS,
+        patch_px: int | tuple[int, int] = 192,
+        stride_px: int | tuple[int, int] | None = None,
+        samples_per_image: int = 16,
+        progressive: ProgressiveSize | Sequence[tuple[int, int]] | None = None,
+        clean: bool = False,
+        read: ReadOptions | None = None,
+        on_bad: OnBad = "error",
+        cache: str = "store",
+        cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
+        samples: Mapping[str, Any] | None = None,
+        loader: LoaderOptions | None = None,
+        synthesis: WatermarkSpec | None = None,
+        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        self.source = WatermarkSource(
+            root=root,
+            patterns=tuple(patterns),
+            masks=masks,
+            mask_read=mask_read or MaskOptions(),
+            read=read or ReadOptions(gray_to_rgb=True, alpha="drop"),
+            on_bad=on_bad,
+            cache=cache,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+            samples=samples or {},
+        )
+        self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
+        self.patch_px, self.stride_px = pair_px("patch_px", patch_px), stride_px
+        self.samples_per_image, self.progressive = samples_per_image, _read_sizes(progressive)
+        self.transformation = WatermarkTransform(
+            spec=synthesis, seed=self.loader.seed, augment=stage_augmentations(augment), clean=clean
+        )
+        self._check()
+        self.bank: ImageBank
+        self.marks: GlyphBank | None
+
+    def prepare_data(self) -> None:
+        """Make the drawn set if need be, and decode what is not decoded yet; on one process of each node."""
+        self._open()
+        if self.source.masks:
+            for split in self.mask_splits:
+                self.dataset(split)
+
+    def setup(self, stage: str) -> None:
+        """Open the decoded images and find the fonts."""
+        self._open()
+
+    def build_dataset(self, stage: Stage) -> WatermarkDataset:
+        """Patches of the images of one stage; those of all images, as they are, to predict."""
+        if stage == "predict":
+            return WatermarkDataset(self.bank, patch_px=self.patch_px, stride_px=self.stride_px)
+        images, masks = self.split_images[stage], None
+        if stage in self.mask_splits:
+            masks = self.source.open_masks(images.tolist(), self.bank, stage)
+        if masks is None and self.marks is None and len(images):
+            raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
+        is_train = stage == "train"
+        return WatermarkDataset(
+            self.bank,
+            images=images,
+            patch_px=self.patch_px,
+            stride_px=self.stride_px,
+            samples_per_image=self.samples_per_image if is_train else None,
+            progressive=self.progressive if is_train else None,
+            marks=None if masks is not None else self.marks,
+            masks=masks,
+            seed=self.loader.seed,
+        )
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Draw watermarks and augmentation of each sample from its own stream."""
+        return self.transformation.plan(batch, stage, self._patches(stage))
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Cut to the size of the epoch, cast to float, blend and compress, augment."""
+        finished = {key: batch[key] for key in self.batch_keys if key in batch}
+        return finished | self.transformation.finish(batch, stage)
+
+    @override
+    def inspect(self, stage: Stage) -> WatermarkInspection:
+        return WatermarkInspection(self._patches(stage), self.transformation, stage)
+
+    def check_sources(self) -> dict[str, int]:
+        """Decode every file strictly and keep nothing, then see whether images, masks and fonts fit together."""
+        found = self.source.check()
+        unstored = copy.copy(self)
+        unstored._datasets = {}  # its own: those of this module read from the store
+        unstored.source = replace(self.source, cache="none")
+        unstored.__dict__.pop("bank", None)
+        unstored.setup("fit")
+        return found | {f"{split}_samples": len(unstored.dataset(split)) for split in SPLITS}
+
+    def verify_sources(self) -> list[str]:
+        """Entries of the opened store that are not what they were when it was built; needs `cache=store`."""
+        if not isinstance(self.bank, DecodedStore):
+            raise ConfigError("only a store can be verified: set data.cache=store")
+        return self.bank.verify()
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers about the opened set: images, samples of each split, bytes of its pixels, fonts."""
+        images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
+        fonts = {"fonts": len(self.marks.fonts) if self.marks else 0}
+        return describe_bank(self.bank) | images | super().describe() | fonts
+
+    def _patches(self, stage: Stage) -> WatermarkDataset:
+        return cast(WatermarkDataset, self.dataset(stage))
+
+    def _open(self) -> None:
+        if hasattr(self, "bank"):
+            return
+        spec = self.transformation.spec
+        self.marks = GlyphBank(spec) if spec else None
+        self.bank = self.source.open_images()
+        self.split_images = split_images(self.source.names(self.bank), self.splits, seed=self.split_seed)
+
+    def _check(self) -> None:
+        spec, augment = self.transformation.spec, self.transformation.augment
+        if spec is not None and not isinstance(spec, WatermarkSpec):
+            raise ConfigError(
+                f"synthesis is a {type(spec).__name__}, which draws no watermarks: set synthesis=watermark"
+            )
+        unknown = set(self.mask_splits) - set(SPLITS)
+        if unknown:
+            raise ConfigError(f"mask_splits={list(self.mask_splits)} names no split: choose from {', '.join(SPLITS)}")
+        if self.progressive and "train" in augment and augment["train"].crop_px:
+            raise ConfigError("progressive sets the size of training patches: leave crop_px out of the augmentation")
+
+
+def _read_sizes(given: ProgressiveSize | Sequence[tuple[int, int]] | None) -> ProgressiveSize | None:
+    return given if given is None or isinstance(given, ProgressiveSize) else ProgressiveSize(tuple(given))

@@ -1,0 +1,185 @@
+"""Dense windows of sparse volumes: where they lie, and which voxels lie in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lit_data.errors import ConfigError
+from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.rng import Stream, random_words
+
+WindowMode = Literal["sliding", "random"]
+Ints = NDArray[np.int64]
+
+_WORDS: Final = 5  # labelled or not, which labelled voxel, z, y, x
+_WORD_BITS: Final = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSpec:
+    """Which windows of a volume are samples.
+
+    Args:
+        size: (z, y, x) voxels of a window, or one number for all three.
+        stride: Distance between two sliding windows, like `size`; their size by default.
+        mode: What training sees: `sliding` takes a grid that covers every volume, `random` takes windows at places that
+            are drawn anew in each epoch. The other stages see the grid.
+        per_volume: Random windows of a volume in an epoch.
+        label_bias: Share of random windows in the middle of which a labelled voxel lies; where the window would reach
+            past an edge of the volume, it is moved inside. Volumes without labels have none of these.
+        min_points: Sliding windows with fewer occupied voxels are left out.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    size: int | Sequence[int] = 64
+    stride: int | Sequence[int] | None = None
+    mode: WindowMode = "random"
+    per_volume: int = 8
+    label_bias: float = 0.0
+    min_points: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every range, and make sizes three numbers."""
+        object.__setattr__(self, "size", _three("size", self.size))
+        object.__setattr__(self, "stride", self.size if self.stride is None else _three("stride", self.stride))
+        if self.mode not in get_args(WindowMode):
+            raise ConfigError(f"windows.mode={self.mode!r} is unknown: choose one of {', '.join(get_args(WindowMode))}")
+        if not 0 <= self.label_bias <= 1:
+            raise ConfigError(f"windows.label_bias={self.label_bias!r} is not allowed: a share from 0 to 1 is")
+        for name, least in (("per_volume", 1), ("min_points", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"windows.{name}={value!r} is not allowed: a whole number of at least {least} is")
+
+    @property
+    def sides(self) -> tuple[int, int, int]:
+        """(z, y, x) voxels of a window."""
+        return _three("size", self.size)
+
+    @property
+    def steps(self) -> tuple[int, int, int]:
+        """(z, y, x) voxels between two sliding windows."""
+        return _three("stride", self.size if self.stride is None else self.stride)
+
+
+class WindowGrid:
+    """Flat number -> (volume, z, y, x) of sliding windows over volumes of any shapes.
+
+    Windows are numbered volume by volume, in C order. The last one of an axis is flush with the edge; a volume that is
+    smaller than a window has one, which reaches past the edge.
+
+    Args:
+        shapes: [I, 3] voxels of each volume.
+        sides: (z, y, x) voxels of a window.
+        steps: (z, y, x) voxels between two.
+    """
+
+    def __init__(self, shapes: ArrayLike, sides: tuple[int, int, int], steps: tuple[int, int, int]) -> None:
+        self.shapes = np.asarray(shapes, np.int64).reshape(-1, 3)
+        self.steps = np.array(steps, np.int64)
+        self.slack = np.maximum(self.shapes - sides, 0)
+        self.counts = -(-self.slack // self.steps) + 1
+        self._ends = np.cumsum(self.counts.prod(1))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def windows_of(self, volume: int) -> range:
+        """The numbers of the windows of one volume."""
+        end = int(self._ends[volume])
+        return range(end - int(self.counts[volume].prod()), end)
+
+    def locate(self, numbers: ArrayLike) -> tuple[Ints, Ints]:
+        """Volume [N] and first voxel [N, 3] (z, y, x) of some windows."""
+        flat = np.asarray(numbers, np.int64)
+        volume = np.searchsorted(self._ends, flat, side="right")
+        counts = self.counts[volume]
+        within = flat - (self._ends[volume] - counts.prod(1))
+        step = np.empty((len(flat), 3), np.int64)
+        within, step[:, 2] = np.divmod(within, counts[:, 2])
+        step[:, 0], step[:, 1] = np.divmod(within, counts[:, 1])
+        return volume, np.minimum(step * self.steps, self.slack[volume])
+
+
+def draw_start(
+    shape: tuple[int, int, int],
+    spec: WindowSpec,
+    labelled: NDArray[np.signedinteger] | None,
+    *,
+    seed: int,
+    epoch: int,
+    index: int,
+) -> Ints:
+    """First voxel of a random window, drawn from the sample's stream `Stream.POINTS` in its epoch.
+
+    Args:
+        shape: (Z, Y, X) of the volume.
+        spec: Size of the window, and how often it has a labelled voxel in its middle.
+        labelled: [L] flat positions of the labelled voxels, if there are any.
+        seed: 0 <= seed < 2**64.
+        epoch: 0 <= epoch < 2**32.
+        index: Number of the sample.
+
+    Returns:
+        [3] int64 (z, y, x).
+    """
+    words = random_words(seed, Stream.POINTS, index, epoch, _WORDS)[0].astype(np.uint64)
+    slack = np.maximum(np.subtract(shape, spec.sides), 0)
+    if labelled is not None and len(labelled) and float(words[0]) * 2.0**-32 < spec.label_bias:
+        chosen = int(words[1] * np.uint64(len(labelled)) >> _WORD_BITS)
+        middle = np.array(np.unravel_index(int(labelled[chosen]), shape), np.int64)
+        return np.asarray(np.clip(middle - np.array(spec.sides) // 2, 0, slack))
+    return np.asarray(words[2:] * (slack + 1).astype(np.uint64) >> _WORD_BITS, np.int64)
+
+
+def find_inside(volume: SparseVolume, start: Sequence[int], sides: Sequence[int]) -> tuple[Ints, Ints]:
+    """Which occupied voxels lie in a window; the cost is that of the voxels in its rows, not of the volume.
+
+    Args:
+        volume: Whose voxels.
+        start: (z, y, x) first voxel of the window.
+        sides: (z, y, x) voxels of the window, which may reach past the volume.
+
+    Returns:
+        Two [n] int64: the voxels' numbers among the occupied ones, and their flat positions in the window.
+    """
+    numbers = volume.rows_in(start, sides)
+    depth, row, column = (volume.coords(numbers) - np.array(start, np.int32)).T.astype(np.int64)
+    kept = (column >= 0) & (column < sides[2])
+    return numbers[kept], ((depth * sides[1] + row) * sides[2] + column)[kept]
+
+
+def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> Ints:
+    """Occupied voxels of many windows, in one pass over the volume's.
+
+    Args:
+        volume: Whose voxels.
+        starts: [W, 3] (z, y, x) first voxels of the windows.
+        sides: (z, y, x) voxels of each.
+
+    Returns:
+        [W] int64.
+    """
+    stops = np.minimum(starts + sides, volume.shape)
+    coords, cell, sizes, corners = volume.coords(), np.zeros(len(volume), np.int64), [], []
+    for axis, length in enumerate(volume.shape):
+        cuts = np.unique((starts[:, axis], stops[:, axis]))  # between two cuts, voxels are in the same windows
+        cell = cell * (len(cuts) + 1) + np.searchsorted(cuts, np.arange(length), side="right")[coords[:, axis]]
+        sizes.append(len(cuts) + 1)
+        corners.append([np.searchsorted(cuts, edge[:, axis]) for edge in (starts, stops)])
+    sums = np.bincount(cell, minlength=int(np.prod(sizes))).reshape(sizes).cumsum(0).cumsum(1).cumsum(2)
+    (z0, z1), (y0, y1), (x0, x1) = corners
+    upper, lower = ((sums[z, y1, x1] - sums[z, y0, x1] - sums[z, y1, x0] + sums[z, y0, x0]) for z in (z1, z0))
+    return np.asarray(upper - lower)
+
+
+def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    sides = (value,) * 3 if isinstance(value, int) else tuple(value)
+    if len(sides) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sides):
+        raise ConfigError(f"windows.{name}={value!r} is not allowed: one positive number of voxels or [z, y, x] is")
+    return sides[0], sides[1], sides[2]

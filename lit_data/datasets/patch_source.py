@@ -1,0 +1,119 @@
+"""Which patch of which image a sample shows: cut at random, or one of a grid."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError
+from lit_data.grid import PatchGrid
+from lit_data.io.bank import ImageBank
+from lit_data.synthesis.watermarks.plan import sample_crops
+from lit_data.types import Array
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where M samples are cut.
+
+    Attributes:
+        split_image: [M] number of the image in the split.
+        image: [M] number of the image in the bank.
+        index: [M] number of the sample among those of all images, of which its random stream is made.
+        position: [M, 2] (y, x) px.
+    """
+
+    split_image: Ints
+    image: Ints
+    index: Ints
+    position: Ints
+
+
+class RandomPatches:
+    """Patches cut at random, a new place for each in each epoch.
+
+    Args:
+        bank: All images; those smaller than a patch are mirrored on.
+        images: [I] numbers of those of the split.
+        per_image: Samples of each image in an epoch.
+        seed: Seed of the places.
+    """
+
+    def __init__(self, bank: ImageBank, images: Ints, per_image: int, seed: int) -> None:
+        if isinstance(per_image, bool) or not isinstance(per_image, int) or per_image < 1:
+            raise ConfigError(f"samples_per_image={per_image!r} must be a whole number of at least 1")
+        self.images, self.per_image, self.seed = images, per_image, seed
+        self._sizes_px = _sizes_of(bank)
+
+    def __len__(self) -> int:
+        return len(self.images) * self.per_image
+
+    def locate(self, indices: Ints, epoch: int, size_px: tuple[int, int]) -> Places:
+        """Where samples are cut in an epoch; a pure function of (seed, epoch, sample)."""
+        split_image, number = np.divmod(indices, self.per_image)
+        image = self.images[split_image]
+        index = image * self.per_image + number
+        room = np.maximum(self._sizes_px[image] - size_px, 0)
+        return Places(split_image, image, index, sample_crops(self.seed, epoch, index, room))
+
+
+class GridPatches:
+    """Patches of a grid that covers every image; the same in each epoch.
+
+    Args:
+        bank: All images; those smaller than a patch are mirrored on.
+        images: [I] numbers of those of the split.
+        patch_px: (height, width).
+        stride_px: Distance between patches, one number or (vertical, horizontal).
+    """
+
+    def __init__(
+        self, bank: ImageBank, images: Ints, patch_px: tuple[int, int], stride_px: int | tuple[int, int]
+    ) -> None:
+        self.images = images
+        heights, widths = np.maximum(_sizes_of(bank), patch_px).T
+        self.grid = PatchGrid(heights, widths, patch_px, stride_px, name=bank.name)
+        counts = self.grid.rows * self.grid.columns
+        self._ends = np.cumsum(counts[images])
+        self._shifts = np.cumsum(counts)[images] - self._ends
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def locate(self, indices: Ints, epoch: int, size_px: tuple[int, int]) -> Places:
+        """Where samples lie."""
+        split_image = np.searchsorted(self._ends, indices, side="right")
+        index = self._shifts[split_image] + indices
+        image, y, x = self.grid.locate(index)
+        return Places(split_image, image, index, np.stack((y, x), axis=1))
+
+
+def cut_mirrored(image: Array, position: Sequence[int], row: Array) -> None:
+    """Copy a patch; beyond the bottom and the right edge the image is mirrored, as often as need be.
+
+    Args:
+        image: [C, H, W].
+        position: (y, x) of the patch, inside the image.
+        row: [C, h, w], written.
+    """
+    (y, x), (height, width) = position, row.shape[1:]
+    patch = image[:, y : y + height, x : x + width]
+    if patch.shape == row.shape:
+        row[...] = patch
+        return
+    rows, columns = _mirror(y, height, image.shape[1]), _mirror(x, width, image.shape[2])
+    row[...] = image[:, rows[:, None], columns]
+
+
+def _mirror(start: int, length: int, limit: int) -> Ints:
+    """Numbers of `length` rows from `start` on in an image of `limit` rows; the edge row is not repeated."""
+    period = max(1, 2 * (limit - 1))
+    place = np.arange(start, start + length) % period
+    return np.minimum(place, period - place) if limit > 1 else np.zeros(length, np.int64)
+
+
+def _sizes_of(bank: ImageBank) -> Ints:
+    return np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(np.int64)

@@ -1,0 +1,7 @@
+"""Text watermarks: a plan holds all randomness and no pixels; glyphs are drawn once, marks warped, then blended."""
+
+from lit_data.synthesis.watermarks.glyphs import GlyphBank
+from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks
+from lit_data.synthesis.watermarks.spec import WatermarkSpec
+
+__all__ = ["GlyphBank", "WatermarkPlan", "WatermarkSpec", "sample_watermarks"]

@@ -1,0 +1,158 @@
+"""How text watermarks are distributed over samples."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Any, Final, Literal, get_args
+
+from lit_data.errors import ConfigError
+from lit_data.rng import check_seed
+from lit_data.synthesis.families.base import Range, check_choice, check_range
+from lit_data.synthesis.watermarks.texts import draw_texts
+
+MarkMask = Literal["alpha", "binary"]
+Mode = Literal["normal", "multiply", "screen", "overlay"]
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+MOST_MARKS: Final = 16
+
+_SHARES: Final = (
+    "probability", "straight", "tiling", "coloured", "outline", "jpeg", "mask_threshold", "least_change",
+    "least_contrast",
+)  # fmt: skip
+_RANGES: Final[dict[str, tuple[float, float]]] = {
+    "count": (1, MOST_MARKS),
+    "size_px": (4, 512),
+    "size_share": (0.01, 2),
+    "spacing": (0, 20),
+    "lightness": (0, 1),
+    "saturation": (0, 1),
+    "opacity": (0.02, 1),
+    "outline_share": (0.01, 0.3),
+    "soft_px": (0, 8),
+    "jpeg_quality": (1, 100),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatermarkSpec:
+    """How text watermarks are distributed over samples.
+
+    A sample has a watermark with `probability`: `count` texts, or with `tiling` one text that is repeated over the
+    whole sample. All marks of a sample share colour, opacity and blend mode.
+
+    Args:
+        probability: Chance that a sample has a watermark, 0 to 1.
+        texts: What is written; none draws `text_count` words, dates, numbers and addresses.
+        text_count: How many texts are drawn.
+        text_seed: Chooses them.
+        fonts: None is the free font that comes with Pillow; a font file, a folder of them, several of both, or
+            ``system`` for those installed on the machine (another machine then gives other samples).
+        size_px: Smallest and largest font size, drawn evenly on a logarithmic scale.
+        size_share: The same as a share of the height of a sample; takes the place of `size_px`.
+        angle_deg: Smallest and largest angle, counter-clockwise.
+        straight: Share of texts that are not turned.
+        count: Fewest and most texts of a sample that is not tiled.
+        tiling: Share of samples with a text that is repeated.
+        spacing: Smallest and largest gap between repeated texts, in heights of the text.
+        lightness: Smallest and largest brightness of the colour.
+        coloured: Share of marks that are not grey.
+        saturation: Smallest and largest saturation of those.
+        opacity: Smallest and largest opacity.
+        modes: Blend modes that are drawn with equal chance: `normal`, `multiply`, `screen`, `overlay`.
+        outline: Share of samples whose letters are outlines.
+        outline_share: Smallest and largest width of the outline, as a share of the font size.
+        soft_px: Smallest and largest standard deviation by which edges are softened.
+        jpeg: Share of samples, with and without a watermark, that are compressed as a JPEG file is.
+        jpeg_quality: Smallest and largest quality, as libjpeg counts.
+        least_change: A mark that would change most of what lies under it by less than this, in units of the 0..1 value
+            range, is painted in black, white or grey instead: the mask should not mark what cannot be seen.
+        least_contrast: A mark whose change is less than this share of the standard deviation of what lies under it gets
+            more opacity, at most the largest of `opacity`.
+        mask: `alpha`: opacity times how far a pixel is covered. `binary`: 1 where a pixel is covered by
+            `mask_threshold` at least, whatever the opacity.
+        mask_threshold: See `mask`.
+        cache_bytes: Bound of the drawn texts that each worker process keeps.
+
+    Raises:
+        ConfigError: A range is empty, a share is outside 0..1, a mode or mask is unknown, or there is no text.
+    """
+
+    probability: float = 0.9
+    texts: tuple[str, ...] | None = None
+    text_count: int = 200
+    text_seed: int = 0
+    fonts: str | tuple[str, ...] | None = None
+    size_px: Range = (14, 72)
+    size_share: Range | None = None
+    angle_deg: Range = (-50, 50)
+    straight: float = 0.25
+    count: tuple[int, int] = (1, 2)
+    tiling: float = 0.35
+    spacing: Range = (0.4, 2.5)
+    lightness: Range = (0, 1)
+    coloured: float = 0.3
+    saturation: Range = (0.3, 1)
+    opacity: Range = (0.15, 0.6)
+    modes: tuple[Mode, ...] = MODES
+    outline: float = 0.15
+    outline_share: Range = (0.03, 0.06)
+    soft_px: Range = (0, 0.8)
+    jpeg: float = 0.5
+    jpeg_quality: Range = (50, 95)
+    least_change: float = 0.06
+    least_contrast: float = 0.75
+    mask: MarkMask = "binary"
+    mask_threshold: float = 0.25
+    cache_bytes: int = 2**26
+
+    def __post_init__(self) -> None:
+        """Accept plain lists, as a configuration file gives them, and check every range."""
+        for name in _SHARES:
+            if not isinstance(getattr(self, name), Real) or not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must lie between 0 and 1")
+        for name, limits in _RANGES.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_range(name, getattr(self, name), limits))
+        if not all(isinstance(bound, int) for bound in self.count):
+            raise ConfigError(f"count={list(self.count)} must be two whole numbers")
+        object.__setattr__(self, "angle_deg", _check_angles(self.angle_deg))
+        for name in ("texts", "modes"):
+            if isinstance(getattr(self, name), Sequence) and not isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.fonts is not None and not isinstance(self.fonts, str):
+            object.__setattr__(self, "fonts", tuple(map(str, self.fonts)))
+        self._check_words()
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """What is written."""
+        return draw_texts(self.text_count, self.text_seed) if self.texts is None else self.texts
+
+    def _check_words(self) -> None:
+        check_choice("mask", self.mask, get_args(MarkMask))
+        if not isinstance(self.modes, tuple) or not self.modes:
+            raise ConfigError(f"modes={self.modes!r} must be a list of {', '.join(MODES)}")
+        for mode in self.modes:
+            check_choice("modes", mode, MODES)
+        check_seed(self.text_seed)
+        for name in ("text_count", "cache_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+        if self.texts is not None and (
+            not isinstance(self.texts, tuple)
+            or not self.texts
+            or not all(isinstance(text, str) and text.strip() and text.isprintable() for text in self.texts)
+        ):
+            raise ConfigError(f"texts={self.texts!r} must be a list of lines that are not empty; null draws some")
+
+
+def _check_angles(bounds: Any) -> Range:  # noqa: ANN401 - a user's
+    pair = tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
+    if len(pair) != 2 or not all(isinstance(bound, Real) and math.isfinite(bound) for bound in pair):
+        raise ConfigError(f"angle_deg={list(pair)} must be [smallest, largest]")
+    if not pair[0] <= pair[1]:
+        raise ConfigError(f"angle_deg={list(pair)} must be [smallest, largest] with smallest <= largest")
+    return pair[0], pair[1]

@@ -1,0 +1,414 @@
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from lit_data.datamodules import CTDataModule
+from lit_data.datasets.ct_scene import render_volume
+from lit_data.datasets.ct_windows import WindowSpec
+from lit_data.errors import ConfigError, DataError, StoreCorruptError
+from lit_data.io.volumes.hounsfield import WINDOWS
+from lit_data.io.volumes.resampling import Resolution
+from lit_data.loading import LoaderOptions
+from lit_data.types import Batch
+
+SHAPE = (24, 32, 40)
+SAMPLES = {"count": 10, "shape": SHAPE}
+BONE_HU = (150, None)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def _data(cache: str, *, setup: bool = True, **options: Any) -> CTDataModule:
+    given_loader = {"batch_size": 3} | options.pop("loader", {"worker_kind": "inline"})
+    given = {"samples": SAMPLES, "occupied_hu": BONE_HU, "max_points": 200, "processes": 1} | options
+    data = CTDataModule(given.pop("root", None), cache_dir=cache, loader=LoaderOptions(seed=3, **given_loader), **given)
+    if setup:
+        data.prepare_data()
+        data.setup("fit")
+    return data
+
+
+def _first(data: CTDataModule, stage: Any = "train", count: int = 3, epoch: int = 0) -> Batch:
+    return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
+
+
+def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert torch.equal(value, other[key]) if isinstance(value, Tensor) else value == other[key], key
+
+
+def _assert_table(batch: Batch, table: Mapping[str, tuple[Any, torch.dtype]]) -> None:
+    assert batch.keys() == {*table, "path"}
+    for key, (shape, dtype) in table.items():
+        assert tuple(batch[key].shape) == shape, key
+        assert batch[key].dtype == dtype, key
+
+
+COMMON = {
+    "index": ((3,), torch.int64),
+    "volume_index": ((3,), torch.int64),
+    "shape": ((3, 3), torch.int64),
+    "spacing": ((3, 3), torch.float32),
+    "epoch": ((3,), torch.int64),
+}
+
+
+def test_a_batch_of_points_is_what_the_table_says(cache: str) -> None:
+    data = _data(cache, sdf=5.0)
+    batch = _first(data)
+    points = {"coords": ((600, 4), torch.int32), "feats": ((600, 2), torch.float32), "label": ((600, 1), torch.int64)}
+    counts = {"coords_count": ((3,), torch.int64), "occupied_total": ((3,), torch.int64)}
+    _assert_table(batch, points | counts | COMMON)
+    assert batch["coords"][:, 0].tolist() == torch.arange(3).repeat_interleave(batch["coords_count"]).tolist()
+    assert set(data.sample_keys) == set(batch)
+    for row, path in enumerate(map(str, batch["path"])):
+        dense, labels = np.load(path), np.load(path.replace(".npy", "_labels.npy"))
+        own = batch["coords"][:, 0] == row
+        place = tuple(batch["coords"][own, 1:].T.long().numpy())
+        assert (dense[place] > 150).all()
+        assert int(batch["occupied_total"][row]) == (dense > 150).sum()
+        assert len(np.unique(np.ravel_multi_index(place, SHAPE))) == int(own.sum()) == 200
+        np.testing.assert_array_equal(batch["feats"][own, 0], WINDOWS["bone"].scale(dense[place]))
+        np.testing.assert_array_equal(batch["label"][own, 0], labels[place])
+    assert batch["feats"][:, 1].max() <= -1
+    assert batch["feats"][:, 1].min() >= -5
+
+
+def test_without_a_limit_all_occupied_voxels_are_there(cache: str) -> None:
+    batch = _first(_data(cache, max_points=None), "predict", 10)
+    assert torch.equal(batch["coords_count"], batch["occupied_total"])
+    for row, path in enumerate(map(str, batch["path"])):
+        own = batch["coords"][:, 0] == row
+        np.testing.assert_array_equal(batch["coords"][own, 1:], np.argwhere(np.load(path) > 150))
+
+
+def test_a_batch_of_windows_is_what_the_table_says(cache: str) -> None:
+    spec = WindowSpec(size=(8, 16, 12), per_volume=2, label_bias=1.0)
+    data = _data(cache, sample="windows", windows=spec, sdf="exact", window="soft_tissue", occupied_hu=(0, 1000))
+    assert len(data.dataset("train")) == 12
+    batch = _first(data)
+    box = (3, 1, 8, 16, 12)
+    images = {"image": (box, torch.float32), "occupied": (box, torch.bool), "sdf": (box, torch.float32)}
+    _assert_table(batch, images | {"mask": (box, torch.int64), "position": ((3, 3), torch.int64)} | COMMON)
+    assert set(data.sample_keys) == set(batch)
+    labelled = 0
+    for row, path in enumerate(map(str, batch["path"])):
+        dense, labels = np.load(path), np.load(path.replace(".npy", "_labels.npy"))
+        start = batch["position"][row].tolist()
+        part = tuple(slice(begin, begin + side) for begin, side in zip(start, spec.sides, strict=True))
+        occupied = (dense[part] > 0) & (dense[part] <= 1000)
+        expected = np.where(occupied, WINDOWS["soft_tissue"].scale(dense[part]), 0)
+        np.testing.assert_array_equal(batch["image"][row, 0], expected)
+        np.testing.assert_array_equal(batch["occupied"][row, 0], occupied)
+        np.testing.assert_array_equal(batch["mask"][row, 0], labels[part])
+        np.testing.assert_array_equal(batch["sdf"][row, 0] < 0, occupied)
+        labelled += bool(labels[part].any())
+    assert labelled >= 2
+
+
+def test_truncated_distances_of_a_window_are_those_of_the_whole_volume(cache: str) -> None:
+    given = {"sample": "windows", "windows": WindowSpec(size=(9, 16, 50), mode="sliding")}
+    exact, short = (_first(_data(cache, sdf=sdf, **given), "val", 3) for sdf in ("exact", 3.0))
+    inside = exact["image"].new_tensor(SHAPE[2] - 1) >= torch.arange(50)
+    assert torch.equal(short["sdf"][..., inside], exact["sdf"][..., inside].clamp(-3, 3))
+    assert short["sdf"].abs().max() == 3
+
+
+def test_evaluation_sees_a_grid_without_windows_that_hold_too_little(cache: str) -> None:
+    data = _data(cache, sample="windows", windows=WindowSpec(size=8))
+    assert len(data.dataset("val")) == 2 * 3 * 4 * 5
+    assert len(data.dataset("train")) == 6 * 8
+    few = _data(cache, sample="windows", windows=WindowSpec(size=8, min_points=30, mode="sliding"))
+    whole = _first(data, "val", len(data.dataset("val")))  # type: ignore[arg-type]
+    kept = whole["occupied"].flatten(1).sum(1) >= 30
+    assert 0 < int(kept.sum()) < len(kept)
+    _assert_equal(
+        {key: value for key, value in _first(few, "val", int(kept.sum())).items() if key != "path"},
+        {key: value[kept] for key, value in whole.items() if key != "path"},
+    )
+    assert "window at (z 0, y 0, x 8)" in data.dataset("val").describe_sample(1)  # type: ignore[attr-defined]
+    assert data.dataset("train").describe_sample(9).endswith("window 1")  # type: ignore[attr-defined]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("sample", ["points", "windows"])
+def test_workers_give_the_same_batches(cache: str, sample: str, kind: str, micro: int) -> None:
+    workers = {"worker_kind": kind, "num_workers": 2, "micro_batch_size": micro}
+    given = {"sample": sample, "windows": WindowSpec(size=8, per_volume=1, label_bias=0.5), "sdf": 4.0}
+    expected = list(_data(cache, **given).make_loader("train"))
+    found = list(_data(cache, loader=workers, **given).make_loader("train"))
+    assert len(found) == len(expected) == 2
+    for one, other in zip(expected, found, strict=True):
+        _assert_equal(one, other)
+
+
+def test_a_sample_does_not_depend_on_the_batch_and_changes_with_the_epoch(cache: str) -> None:
+    data = _data(cache)
+    whole, loader = _first(data, count=6), data.make_loader("train")
+    for row in range(6):
+        alone = data.transform(loader.read(np.array([row]), 0), "train")
+        _assert_equal(alone, data.slice_batch(whole, row, row + 1))
+    later = _first(data, count=6, epoch=1)
+    assert not torch.equal(later["coords"], whole["coords"])
+    dataset: Any = data.dataset("train")
+    sample = dataset[0]
+    assert sample["coords"].shape == (200, 4)
+    assert sample.keys() == dataset.fields.keys()
+    with pytest.raises(IndexError, match="sample 6 of 6"):
+        dataset[6]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 3), (0, 1), (1, 3), (2, 9), (3, 4)])
+def test_a_piece_of_a_batch_has_the_points_of_its_volumes(cache: str, start: int, stop: int) -> None:
+    data = _data(cache, max_points=None)
+    whole = _first(data, "predict")
+    piece = data.slice_batch(whole, start, stop)
+    own = (whole["coords"][:, 0] >= start) & (whole["coords"][:, 0] < stop)
+    assert torch.equal(piece["coords"][:, 1:], whole["coords"][own, 1:])
+    assert torch.equal(piece["coords"][:, 0], whole["coords"][own, 0] - start)
+    assert torch.equal(piece["feats"], whole["feats"][own])
+    assert torch.equal(piece["coords_count"], whole["coords_count"][start:stop])
+    for keys in (["feats", "coords", "index"], ["coords_count", "feats", "mask"]):
+        data.batch_format = keys
+        part = data.slice_batch(tuple(whole[key] for key in keys if key in whole), start, stop)
+        assert all(torch.equal(found, piece[key]) for found, key in zip(part, keys, strict=False))
+    data.batch_format = cast(Any, {"mine": "feats"})
+    with pytest.raises(ConfigError, match=r"add coords or coords_count, or a batch cannot be divided"):
+        data.slice_batch({"mine": whole["feats"]}, 0, 1)
+
+
+@pytest.mark.parametrize("options", [{"precompute": False}, {"precompute": "lazy"}, {"cache_data": True}])
+@pytest.mark.parametrize("preload", [True, False])
+def test_however_the_index_is_kept_the_points_are_the_same(
+    cache: str, tmp_path: Path, options: Any, preload: bool
+) -> None:
+    expected = _first(_data(cache, sdf=4.0), count=6)
+    found = _first(_data(str(tmp_path), samples=SAMPLES, sdf=4.0, preload=preload, **options), count=6)
+    for key in expected.keys() - {"path"}:
+        assert torch.equal(found[key], expected[key]), key
+
+
+def test_later_epochs_read_no_dense_volume(tmp_path: Path) -> None:
+    root = _write_set(tmp_path / "set")
+    data = _data(str(tmp_path), root=str(root), sdf=4.0)
+    expected = _first(data, count=2)
+    for path in root.iterdir():
+        path.write_bytes(b"")
+    _assert_equal(_first(data, count=2), expected)
+
+
+class Model(L.LightningModule):
+    """Hands each training batch to a function."""
+
+    def __init__(self, see: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.see = see
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.see(batch)
+        return cast(Tensor, self.layer(torch.ones(1, 1)).square().mean())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def _fit(model: Model, data: CTDataModule, folder: Path, **options: Any) -> None:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    if "callbacks" not in options:
+        quiet["enable_checkpointing"] = False
+    path = options.pop("ckpt_path", None)
+    trainer = L.Trainer(default_root_dir=folder, num_sanity_val_steps=0, max_epochs=2, **quiet, **options)
+    trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=True)
+    data.teardown("fit")
+
+
+def test_an_interrupted_run_goes_on_with_the_points_it_would_have_had(cache: str, tmp_path: Path) -> None:
+    whole: list[Batch] = []
+    saving = ModelCheckpoint(tmp_path / "all", filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    options = {"loader": {"worker_kind": "inline", "batch_size": 2}}
+    _fit(Model(whole.append), _data(cache, **options), tmp_path, callbacks=[saving])
+    assert len(whole) == 6
+    for step in (1, 3, 5):
+        rest: list[Batch] = []
+        path = tmp_path / "all" / f"step={step}.ckpt"
+        _fit(
+            Model(rest.append),
+            _data(cache, loader={"worker_kind": "thread", "batch_size": 2}),
+            tmp_path,
+            ckpt_path=path,
+        )
+        assert len(rest) == 6 - step
+        for one, other in zip(whole[step:], rest, strict=True):
+            _assert_equal(one, other)
+
+
+def _write_set(folder: Path, count: int = 4, labelled: int = 0) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        scene = render_volume(1, number, SHAPE)
+        np.save(folder / f"v{number}.npy", scene.volume)
+        if number < labelled:
+            np.save(folder / f"v{number}_labels.npy", scene.labels)
+    return folder
+
+
+def test_volumes_without_labels_are_told_from_those_without_objects(tmp_path: Path) -> None:
+    data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set", labelled=1)))
+    batch = _first(data, "predict", 4)
+    for row in range(4):
+        labels = batch["label"][batch["coords"][:, 0] == row].unique().tolist()
+        assert labels == [-1] if row else -1 not in labels
+    plain = _data(str(tmp_path), root=str(_write_set(tmp_path / "plain")))
+    assert "label" not in _first(plain, "predict", 4)
+
+
+def test_volumes_with_too_few_points_are_refused_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = _write_set(tmp_path / "set", count=6)
+    for name in ("v1", "v4"):
+        volume = np.full(SHAPE, -1000, np.int16)
+        volume[3, 4, 5:8] = 1000
+        np.save(root / f"{name}.npy", volume)
+    given = {"root": str(root), "min_points": 4}
+    with pytest.raises(DataError, match=r"2 of 6 volumes have too few points(.|\n)*v1\.npy: 3 occupied(.|\n)*v4\.npy"):
+        _data(str(tmp_path), **given)
+    data = _data(str(tmp_path), too_few="skip", **given)
+    assert "left out 2 volumes" in caplog.text
+    assert "v4.npy: 3 occupied voxels, fewer than min_points=4" in caplog.text
+    assert data.describe()["too_few"] == 2
+    assert [Path(str(path)).stem for path in _first(data, "predict", 4)["path"]] == ["v0", "v2", "v3", "v5"]
+    lazy = _data(str(tmp_path), precompute=False, preload=False, **given)
+    with pytest.raises(DataError, match=r"v1\.npy: 3 occupied voxels, fewer than min_points=4"):
+        _first(lazy, "predict", 6)
+    with pytest.raises(DataError, match=r"2 of 6 volumes are bad(.|\n)*v4\.npy: 3 occupied"):
+        _data(str(tmp_path), setup=False, **given).check_sources()
+
+
+def test_bad_files_are_listed_or_left_out(tmp_path: Path) -> None:
+    root = _write_set(tmp_path / "set", count=6)
+    (root / "v2.npy").write_bytes((root / "v2.npy").read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"v2\.npy"):
+        _data(str(tmp_path), root=str(root))
+    with pytest.raises(DataError, match=r"1 of 6 volumes are bad(.|\n)*v2\.npy"):
+        _data(str(tmp_path), root=str(root), setup=False).check_sources()
+    data = _data(str(tmp_path), root=str(root), on_bad="skip")
+    assert [Path(source.path).stem for source in data.volumes.sources] == ["v0", "v1", "v3", "v4", "v5"]
+    assert sorted(n for part in data.volumes.splits.values() for n in part.tolist()) == [0, 1, 2, 3, 4]
+    assert data.describe()["refused"] == 1
+
+
+def test_the_report_says_sizes_and_the_export_can_be_read_again(cache: str, tmp_path: Path) -> None:
+    data = _data(cache)
+    dense_bytes = 10 * int(np.prod(SHAPE)) * 2
+    report = data.describe()
+    assert (report["volumes"], report["refused"], report["too_few"], report["dense_bytes"]) == (10, 0, 0, dense_bytes)
+    assert report["points"] == int(_first(data, "predict", 10)["occupied_total"].sum())
+    assert report["sparse_share"] == pytest.approx(report["sparse_bytes"] / dense_bytes)
+    assert [report[f"{split}_volumes"] for split in ("train", "val", "test")] == [6, 2, 2]
+    done = data.export_files(tmp_path / "out")
+    files = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.npz"))
+    assert done == {"volumes": 10, "bytes": sum((tmp_path / "out" / name).stat().st_size for name in files)}
+    assert files[-1] == "val/ct_0007.npz"
+    again = _data(str(tmp_path), root=str(tmp_path / "out"))
+    expected, found = (_first(one, "predict", 10) for one in (data, again))
+    _assert_equal({**expected, "path": []}, {**found, "path": []})
+    with pytest.raises(ConfigError, match="is not empty: name a new folder"):
+        data.export_files(tmp_path / "out")
+
+
+def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> None:
+    data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
+    assert data.verify_sources() == []
+    assert data.check_sources() == {"volumes": 4, "points": data.describe()["points"]}
+    volume = np.load(tmp_path / "set" / "v3.npy")
+    np.save(tmp_path / "set" / "v3.npy", np.where(volume > 150, volume + 1, volume))
+    assert [line.rsplit("/", 1)[1] for line in data.verify_sources()] == [
+        "v3.npy: its index is not what the file gives"
+    ]
+    with pytest.raises(ConfigError, match="keeps no index"):
+        _data(str(tmp_path), root=str(tmp_path / "set"), precompute=False).verify_sources()
+
+
+def test_a_cut_index_is_found_after_a_worker_died(tmp_path: Path) -> None:
+    data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
+    dataset: Any = data.dataset("train")
+    dataset.check_sources()
+    path = data.volumes.bank.file(2)  # type: ignore[attr-defined]
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(StoreCorruptError, match="expected"):
+        dataset.check_sources()
+
+
+def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
+    data = _data(cache, resolution=Resolution(shape=16), sample="windows", windows=WindowSpec(size=16))
+    batch = _first(data, "val", 1)
+    assert batch["shape"].tolist() == [[16, 16, 16]]
+    assert batch["spacing"].tolist() == [[24 / 16, 32 / 16, 40 / 16]]
+    assert len(data.dataset("val")) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"sample": "voxels"}, "sample='voxels' is unknown: choose one of points, windows"),
+        ({"window": "skin"}, "window='skin'"),
+        ({"occupied_hu": [1]}, r"occupied_hu=\[1\] is not allowed: \[low, high\]"),
+        ({"max_points": 0}, "max_points=0 is not allowed"),
+        ({"min_points": -1}, "min_points=-1 is not allowed: a whole number of at least 0"),
+        ({"too_few": "drop"}, "too_few='drop' is unknown: choose one of error, skip"),
+        ({"too_few": "skip", "precompute": "lazy"}, "too_few=skip needs precompute=true"),
+        ({"sdf": -1}, "sdf=-1 is not allowed: the largest distance in mm, exact, or null"),
+        ({"precompute": "now"}, "precompute='now' is unknown: choose one of True, False, lazy"),
+        ({"preload_share": 2}, "preload_share=2 is not allowed"),
+        ({"processes": 0}, "processes=0 is not allowed"),
+        ({"batch_format": ["coords", "boxes"]}, "unknown keys"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(cache: str, options: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _data(cache, setup=False, **options)
+
+
+def test_all_points_of_uncounted_volumes_are_refused(cache: str) -> None:
+    data = _data(cache, precompute=False, preload=False, max_points=None)
+    with pytest.raises(ConfigError, match="max_points=null needs precompute=true"):
+        data.dataset("train")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("sample", ["points", "windows"])
+def test_real_volumes_of_all_formats(shared_data: Path, tmp_path: Path, sample: str) -> None:
+    spec = WindowSpec(size=16, min_points=100)
+    data = _data(str(tmp_path), root=str(shared_data / "ct"), sample=sample, windows=spec, occupied_hu=(200, None))
+    assert data.describe()["volumes"] == 7
+    count = 7 if sample == "points" else len(data.dataset("predict"))  # type: ignore[arg-type]
+    batch = _first(data, "predict", count)
+    assert sorted(batch["spacing"].unique(dim=0).flatten().tolist())[-1] <= 10
+    assert batch["volume_index"].unique().tolist() == list(range(7))
+    labels = batch["label" if sample == "points" else "mask"]
+    assert labels.min() == -1
+    assert labels.max() > 1

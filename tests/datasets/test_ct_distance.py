@@ -1,0 +1,61 @@
+import sys
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lit_data.datasets import ct_distance
+from lit_data.datasets.ct_distance import measure_points, measure_signed
+from lit_data.errors import ConfigError
+
+pytest.importorskip("scipy")
+
+SPACING_MM = (2.0, 0.7, 1.1)
+
+
+def _brute_force(occupied: NDArray[np.bool_], most_mm: float) -> NDArray[np.float64]:
+    places = np.argwhere(np.ones_like(occupied)) * SPACING_MM
+    kind = occupied.ravel()
+    distances = np.sqrt(((places[:, None] - places) ** 2).sum(-1))
+    distances[kind[:, None] == kind] = np.inf
+    nearest = np.minimum(distances.min(1), most_mm).reshape(occupied.shape)
+    return np.asarray(np.where(occupied, -nearest, nearest))
+
+
+@pytest.fixture
+def occupied() -> NDArray[np.bool_]:
+    mask = np.random.default_rng(0).random((9, 7, 8)) < 0.8
+    mask[:4], mask[6:, :, :3] = True, False
+    return mask
+
+
+@pytest.mark.parametrize("most_mm", [1.5, 4.0, 100.0])
+def test_distances_are_those_of_brute_force(occupied: NDArray[np.bool_], most_mm: float) -> None:
+    found = measure_signed(occupied, SPACING_MM, most_mm)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, _brute_force(occupied, most_mm), rtol=1e-5)
+
+
+@pytest.mark.parametrize("most_mm", [1.5, 4.0, None])
+@pytest.mark.parametrize("voxels", [1, 56 * 7, 2**20])
+def test_points_are_measured_slab_by_slab(
+    occupied: NDArray[np.bool_], most_mm: float | None, voxels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ct_distance, "_SLAB_VOXELS", voxels)
+    positions = np.flatnonzero(occupied).astype(np.int32)
+    found = measure_points(positions, occupied.shape, SPACING_MM, most_mm)
+    np.testing.assert_allclose(found, _brute_force(occupied, most_mm or 1e9)[occupied], rtol=1e-5)
+
+
+def test_a_set_without_a_surface_has_the_largest_distance() -> None:
+    everywhere = np.ones((2, 3, 4), np.bool_)
+    assert (measure_signed(everywhere, SPACING_MM, 3.0) == -3).all()
+    assert (measure_signed(~everywhere, SPACING_MM, 3.0) == 3).all()
+    diagonal_mm = np.linalg.norm(np.multiply(everywhere.shape, SPACING_MM))
+    np.testing.assert_allclose(measure_points(np.arange(24), (2, 3, 4), SPACING_MM, None), -diagonal_mm, rtol=1e-6)
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ConfigError, match=r"need scipy: pip install 'lit_data\[medical\]'"):
+        measure_points(np.arange(3), (1, 1, 4), SPACING_MM, 2.0)

@@ -1,0 +1,101 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lit_data.datasets.ct_windows import WindowGrid, WindowSpec, count_inside, draw_start, find_inside
+from lit_data.errors import ConfigError
+from lit_data.io.volumes.sparse import SparseVolume
+
+
+def test_sliding_windows_cover_every_voxel_and_stay_inside() -> None:
+    shapes = [(20, 17, 33), (8, 8, 8), (5, 30, 9)]
+    grid = WindowGrid(shapes, (8, 8, 8), (6, 8, 5))
+    volumes, starts = grid.locate(np.arange(len(grid)))
+    assert len(grid) == 3 * 3 * 6 + 1 + 4 * 2
+    for number, shape in enumerate(shapes):
+        seen = np.zeros(shape, np.int64)
+        own = grid.windows_of(number)
+        assert (volumes[own.start : own.stop] == number).all()
+        for z, y, x in starts[volumes == number].tolist():
+            assert all(0 <= s <= max(0, length - 8) for s, length in zip((z, y, x), shape, strict=True))
+            seen[z : z + 8, y : y + 8, x : x + 8] += 1
+        assert seen.min() >= 1
+    assert len(np.unique(np.column_stack((volumes, starts)), axis=0)) == len(grid)
+
+
+def _volume(mask: NDArray[np.bool_]) -> SparseVolume:
+    positions = np.flatnonzero(mask).astype(np.int32)
+    slices = np.concatenate(([0], np.cumsum(mask.sum((1, 2)))))
+    return SparseVolume(positions, positions.astype(np.int16), mask.shape, (1.0, 1.0, 1.0), slices)
+
+
+@pytest.mark.parametrize(
+    ("start", "sides"),
+    [((0, 0, 0), (20, 17, 33)), ((3, 4, 5), (8, 8, 8)), ((12, 9, 25), (8, 8, 8)), ((0, 0, 0), (64, 20, 40))],
+)
+def test_voxels_of_a_window_are_those_of_the_dense_volume(start: Any, sides: Any) -> None:
+    mask = np.random.default_rng(0).random((20, 17, 33)) < 0.3
+    volume = _volume(mask)
+    numbers, places = find_inside(volume, start, sides)
+    found = np.full(sides, -1)
+    found.reshape(-1)[places] = volume.positions[numbers]
+    part = tuple(slice(s, s + length) for s, length in zip(start, sides, strict=True))
+    dense = np.where(mask, np.arange(mask.size).reshape(mask.shape), -1)[part]
+    expected = np.full(sides, -1)
+    expected[tuple(slice(0, length) for length in dense.shape)] = dense
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("sides", "steps"), [((8, 8, 8), (6, 8, 5)), ((4, 30, 33), (4, 1, 1)), ((1, 2, 3), (1, 1, 1))])
+def test_voxels_of_many_windows_are_counted_at_once(sides: Any, steps: Any) -> None:
+    mask = np.random.default_rng(0).random((20, 17, 33)) < 0.3
+    volume, grid = _volume(mask), WindowGrid([mask.shape], sides, steps)
+    _, starts = grid.locate(np.arange(len(grid)))
+    expected = [len(find_inside(volume, start, sides)[0]) for start in starts[::7].tolist()]
+    assert count_inside(volume, starts, sides)[::7].tolist() == expected
+
+
+def test_random_windows_lie_inside_and_depend_on_the_sample_alone() -> None:
+    spec = WindowSpec(size=(4, 8, 40))
+    starts = np.array([draw_start((6, 20, 30), spec, None, seed=1, epoch=2, index=index) for index in range(300)])
+    assert starts.min(0).tolist() == [0, 0, 0]
+    assert starts.max(0).tolist() == [2, 12, 0]
+    again = draw_start((6, 20, 30), spec, None, seed=1, epoch=2, index=7)
+    assert again.tolist() == starts[7].tolist()
+    other = [draw_start((6, 20, 30), spec, None, seed=1, epoch=3, index=index).tolist() for index in range(300)]
+    assert other != starts.tolist()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_so_many_windows_have_a_labelled_voxel_in_their_middle(share: float) -> None:
+    shape, spec = (100, 100, 100), WindowSpec(size=10, label_bias=share)
+    labelled = np.ravel_multi_index(([40, 41], [50, 50], [60, 2]), shape)
+    starts = [draw_start(shape, spec, labelled, seed=0, epoch=0, index=index).tolist() for index in range(400)]
+    hits = [starts.count(place) for place in ([35, 45, 55], [36, 45, 0])]
+    assert sum(hits) == pytest.approx(400 * share, abs=40 if 0 < share < 1 else 0)
+    assert min(hits) >= 140 * share
+    assert draw_start(shape, spec, labelled[:0], seed=0, epoch=0, index=0).max() < 91
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"size": 0}, r"windows\.size=0 is not allowed: one positive number of voxels"),
+        ({"size": (1, 2)}, r"windows\.size=\(1, 2\)"),
+        ({"stride": -1}, r"windows\.stride=-1"),
+        ({"mode": "all"}, r"windows\.mode='all' is unknown: choose one of sliding, random"),
+        ({"label_bias": 1.5}, r"windows\.label_bias=1\.5 is not allowed"),
+        ({"per_volume": 0}, r"windows\.per_volume=0 is not allowed: a whole number of at least 1"),
+        ({"min_points": -1}, r"windows\.min_points=-1"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(options: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        WindowSpec(**options)
+
+
+def test_the_stride_is_the_size_by_default() -> None:
+    assert WindowSpec(size=[8, 16, 32]).steps == (8, 16, 32)
+    assert WindowSpec(size=8, stride=[1, 2, 3]).steps == (1, 2, 3)

@@ -1,0 +1,196 @@
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datasets import WatermarkDataset
+from lit_data.datasets.patch_source import cut_mirrored
+from lit_data.datasets.progressive import ProgressiveSize
+from lit_data.errors import ConfigError, DataError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
+from lit_data.types import Array, RowWriter
+
+SIZES = np.array([(60, 90), (64, 64), (20, 100), (7, 1)])
+GROWING = ProgressiveSize(((0, 16), (1, 32), (2, 24)))
+
+
+class Bank:
+    dtype, skipped = np.dtype(np.uint8), ()
+
+    def __init__(self, channels: int = 3, numbers: Any = range(4)) -> None:
+        self.channels, self.numbers = channels, list(numbers)
+        self.heights_px, self.widths_px = SIZES[self.numbers].T
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Array:
+        shape = (self.channels, *SIZES[self.numbers[index]])
+        return np.random.default_rng(self.numbers[index]).integers(0, 256, shape, dtype=np.uint8)
+
+    def name(self, index: int) -> str:
+        return f"folder/{self.numbers[index]}.png"
+
+
+def _dataset(**options: Any) -> WatermarkDataset:
+    given: dict[str, Any] = {"patch_px": 32, "seed": 3} | options
+    if "masks" not in given:
+        given.setdefault("marks", GlyphBank(WatermarkSpec(texts=("DRAFT", "COPY"), size_px=(8, 24))))
+    return WatermarkDataset(given.pop("bank", None) or Bank(), **given)
+
+
+def _train(**options: Any) -> WatermarkDataset:
+    return _dataset(samples_per_image=5, **options)
+
+
+@pytest.mark.parametrize("dataset", [_train(), _dataset(), _train(progressive=GROWING)])
+def test_what_is_written_does_not_depend_on_the_other_rows(dataset: WatermarkDataset) -> None:
+    assert isinstance(dataset, RowWriter)
+    for epoch in (0, 1, 2):
+        dataset.set_epoch(epoch)
+        size = dataset.size_at(epoch)[0]
+        indices = np.array([3, 0, len(dataset) - 1, 3])
+        rows = {name: np.full((4, *field.shape), 9, field.dtype) for name, field in dataset.fields.items()}
+        dataset.write_into(rows, indices, epoch)
+        for row, index in enumerate(indices.tolist()):
+            for name, value in dataset[index].items():
+                whole = rows[name][row]
+                part = whole[:, :size, :size] if name in ("image", "cover") else whole
+                np.testing.assert_array_equal(part, value)
+                if name in ("image", "cover"):
+                    assert (whole[:, size:] == 9).all(), "nothing is written beyond the corner"
+
+
+def test_a_sample_is_a_patch_of_its_image_mirrored_where_that_ends() -> None:
+    bank = Bank()
+    for dataset in (_train(), _dataset()):
+        for index in range(len(dataset)):
+            sample = dataset[index]
+            image, (y, x) = bank[int(sample["image_index"])], sample["position"].tolist()
+            padded = np.pad(image, ((0, 0), (0, 64), (0, 64)), mode="reflect")
+            np.testing.assert_array_equal(sample["image"], padded[:, y : y + 32, x : x + 32])
+            height, width = image.shape[1:]
+            assert 0 <= y <= max(0, height - 32)
+            assert 0 <= x <= max(0, width - 32)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (3, 2, 5), (1, 40, 3)])
+def test_tiny_images_are_mirrored_as_often_as_need_be(shape: tuple[int, int, int]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    row = np.empty((shape[0], 30, 30), np.uint8)
+    cut_mirrored(image, (0, 0), row)
+    expected = np.pad(image, ((0, 0), (0, 30), (0, 30)), mode="reflect")[:, :30, :30]
+    np.testing.assert_array_equal(row, expected)
+
+
+def test_training_patches_are_new_in_each_epoch_and_the_grid_covers_all() -> None:
+    train, grid = _train(), _dataset(stride_px=20)
+    found = []
+    for epoch in (0, 1):
+        train.set_epoch(epoch)
+        found.append([train[index]["position"].tolist() for index in range(len(train))])
+    assert len(train) == 20
+    assert found[0] != found[1]
+    seen = np.zeros((60, 90), bool)
+    for index in range(len(grid)):
+        sample = grid[index]
+        if sample["image_index"] == 0:
+            y, x = sample["position"].tolist()
+            seen[y : y + 32, x : x + 32] = True
+    assert seen.all()
+
+
+def test_a_split_keeps_the_numbers_of_all_images() -> None:
+    for options in ({"samples_per_image": 5}, {}):
+        whole, part = _dataset(**options), _dataset(images=[0, 2], **options)
+        numbers = {int(sample["index"]): sample for sample in (whole[i] for i in range(len(whole)))}
+        assert len(numbers) == len(whole)
+        for index in range(len(part)):
+            sample = part[index]
+            assert sample["image_index"] in (0, 2)
+            for name, value in numbers[int(sample["index"])].items():
+                assert torch.equal(value, sample[name])
+    assert part.describe_sample(len(part) - 1) == "folder/2.png, patch at (y 0, x 68) px"
+    with pytest.raises(IndexError, match="of"):
+        part[len(part)]
+
+
+def test_masks_are_cut_with_their_images() -> None:
+    masks = Bank(1, [1, 2])
+    dataset = _train(masks=masks, images=[1, 2])
+    assert dataset.fields.keys() == {"image", "mask", "index", "image_index", "position", "epoch"}
+    for index in range(len(dataset)):
+        sample = dataset[index]
+        y, x = sample["position"].tolist()
+        mask = np.pad(masks[index // 5], ((0, 0), (0, 64), (0, 64)), mode="reflect")
+        np.testing.assert_array_equal(sample["mask"], mask[:, y : y + 32, x : x + 32])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"bank": Bank(1)}, DataError, "watermarks need three of uint8; set data.read.gray_to_rgb=true"),
+        ({"masks": Bank(1), "marks": GlyphBank(WatermarkSpec())}, ConfigError, "not both"),
+        ({"masks": Bank(1, [0, 1])}, DataError, "2 masks for 4 images"),
+        ({"masks": Bank(1, [1, 0, 2, 3])}, DataError, "2 masks differ in size from their image:\n  folder/1.png"),
+        ({"progressive": GROWING}, ConfigError, "set samples_per_image"),
+        ({"samples_per_image": 0}, ConfigError, "samples_per_image=0 must be a whole number"),
+        ({"patch_px": 0}, ConfigError, "patch_px=0 is not usable"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _dataset(**options)
+
+
+def _read(loader: MicroBatchLoader, epochs: int) -> list[dict[str, Array]]:
+    found = []
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        size = loader.dataset.size_at(epoch)[0]  # type: ignore[union-attr]
+        for batch in loader:
+            parts = {name: batch[name][..., :size, :size] for name in ("image", "cover")}
+            rows = {name: value.numpy().copy() for name, value in (batch | parts).items()}
+            found += [{name: value[row] for name, value in rows.items()} for row in range(len(rows["index"]))]
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"worker_kind": "thread", "num_workers": 2, "batch_size": 7},
+        {"worker_kind": "process", "num_workers": 2, "batch_size": 4, "micro_batch_size": 3},
+    ],
+)
+def test_workers_that_live_on_write_the_same_samples_at_the_size_of_each_epoch(options: dict[str, Any]) -> None:
+    dataset = _train(progressive=GROWING)
+    inline = MicroBatchLoader(dataset, LoaderOptions(batch_size=20, seed=3, worker_kind="inline"), shuffle=True)
+    expected = _read(inline, 3)
+    assert [sample["image"].shape[-1] for sample in expected[::20]] == [16, 32, 24]
+    loader = MicroBatchLoader(pickle.loads(pickle.dumps(dataset)), LoaderOptions(seed=3, **options), shuffle=True)
+    found = _read(loader, 3)
+    loader.close()
+    assert len(found) == len(expected) == 60
+    for one, other in zip(expected, found, strict=True):
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, other[name])
+
+
+def test_a_resumed_loader_goes_on_with_the_same_samples() -> None:
+    options = LoaderOptions(batch_size=3, seed=3, worker_kind="inline")
+    first, second = (MicroBatchLoader(_train(progressive=GROWING), options, shuffle=True) for _ in range(2))
+    first.set_epoch(1)
+    read = iter(first)
+    for _ in itertools.islice(read, 3):
+        pass
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(1)
+    for one, other in zip(read, second, strict=True):
+        assert one["epoch"].tolist() == [1] * len(one["epoch"])
+        for name in ("index", "position", "under", "image"):
+            assert torch.equal(one[name], other[name])

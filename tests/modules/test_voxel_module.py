@@ -1,0 +1,170 @@
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lit_data.commands.session import load_weights
+from lit_data.errors import ConfigError
+from lit_data.modules import PointVoxelNet, QueryCounts, VectorQuantiser, VoxelModule
+from lit_data.types import Batch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.usefixtures("small_runs_are_fast"),
+]
+
+SIDE = 16
+
+
+def _batch(volumes: int = 2) -> Batch:
+    """A ball in each volume, bright in its middle."""
+    grid = torch.cartesian_prod(*[torch.arange(SIDE)] * 3)
+    coords, feats, counts = [], [], []
+    for row in range(volumes):
+        away = (grid - torch.tensor([5.0 + 3 * row, 7.0, 6.0 + 2 * row])).norm(dim=1)
+        inside = grid[away < 4.5]
+        coords.append(torch.cat((torch.full((len(inside), 1), row), inside), dim=1))
+        feats.append(1 - away[away < 4.5] / 6)
+        counts.append(len(inside))
+    return {
+        "coords": torch.cat(coords).int(),
+        "feats": torch.cat(feats)[:, None],
+        "coords_count": torch.tensor(counts),
+        "shape": torch.full((volumes, 3), SIDE),
+        "index": torch.arange(volumes),
+    }
+
+
+def _slice(batch: Batch, start: int) -> Batch:
+    """The samples from one on, with the row numbers of the whole batch."""
+    first = int(batch["coords_count"][:start].sum())
+    return {key: value[first if key in ("coords", "feats") else start :] for key, value in batch.items()}
+
+
+def _loader(*batches: Batch) -> DataLoader[Any]:
+    return DataLoader(list(batches), batch_size=None)  # type: ignore[arg-type]
+
+
+def _trainer(folder: Path, **options: Any) -> L.Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "default_root_dir": folder,
+    }
+    return L.Trainer(**(defaults | options))
+
+
+def _net(*, quantised: bool = True) -> PointVoxelNet:
+    return PointVoxelNet(grid=8, width=8, latent=4, hidden=16, quantiser=VectorQuantiser(32, 4) if quantised else None)
+
+
+def _module(*, quantised: bool = True, **options: Any) -> VoxelModule:
+    torch.manual_seed(0)
+    return VoxelModule(_net(quantised=quantised), **({"queries": QueryCounts(128, 256, 128)} | options))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_it_learns_two_volumes_by_heart(quantised: bool, tmp_path: Path) -> None:
+    model, loader = _module(quantised=quantised, optimizer=partial(torch.optim.Adam, lr=2e-2)), _loader(_batch())
+    trainer = _trainer(tmp_path, max_epochs=70, check_val_every_n_epoch=70)
+    trainer.fit(model, loader, loader)
+    assert trainer.callback_metrics["val/iou"] > 0.75
+    assert trainer.callback_metrics["val/f1"] > 0.85
+    assert trainer.callback_metrics["val/value_mae"] < 0.06
+    tested = trainer.test(model, loader, verbose=False)[0]
+    names = {"iou", "f1", "value_mae", "psnr"} | ({"perplexity"} if quantised else set())
+    assert set(tested) == {f"test/{name}" for name in names}
+    if quantised:
+        assert tested["test/perplexity"] > 3
+    found: Any = trainer.predict(model, loader)
+    true = {tuple(place) for place in _batch(1)["coords"][:, 1:].tolist()}
+    mine = {tuple(place) for place in found[0][0]["coords"].tolist()}
+    assert len(true & mine) > 0.8 * len(true | mine)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_it_trains_in_any_precision_and_with_accumulated_gradients(precision: Any, tmp_path: Path) -> None:
+    model = _module(schedule="none")
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    trainer = _trainer(tmp_path, precision=precision, accumulate_grad_batches=2)
+    trainer.fit(model, _loader(_batch(), _batch(1)), _loader(_batch()))
+    assert trainer.global_step == 1
+    assert torch.isfinite(trainer.callback_metrics["train/loss"])
+    assert trainer.callback_metrics["train/loss"].dtype == torch.float32
+    assert model.net.quantiser is not None
+    assert int(model.net.quantiser.updates) == 2
+    assert all(not torch.equal(before[name], weight) for name, weight in model.named_parameters())
+
+
+def test_a_piece_of_a_batch_has_its_own_part_of_the_loss(tmp_path: Path) -> None:
+    model, whole = _module(quantised=False), _batch(3)
+    model.trainer = _trainer(tmp_path)
+    model.log = lambda *_, **__: None  # type: ignore[assignment,method-assign]
+    losses = [float(model.training_step(part, 0).detach()) for part in (whole, _slice(whole, 1), _slice(whole, 2))]
+    first = {key: value[: int(whole["coords_count"][0])] for key, value in whole.items()}
+    first |= {key: whole[key][:1] for key in ("coords_count", "shape", "index")}
+    alone = float(model.training_step(first, 0).detach())
+    assert 3 * losses[0] == pytest.approx(alone + 2 * losses[1], rel=1e-5)
+    rows = whole["coords"].clone()
+    rows[:, 0] = 0  # where there are counts, rows are not read
+    assert float(model.training_step(whole | {"coords": rows}, 0).detach()) == losses[0]
+
+
+def test_volumes_may_be_empty(tmp_path: Path) -> None:
+    empty = _batch() | {
+        "coords": torch.zeros(0, 4).int(),
+        "feats": torch.zeros(0, 1),
+        "coords_count": torch.zeros(2).long(),
+    }
+    trainer = _trainer(tmp_path)
+    trainer.fit(_module(), _loader(empty), _loader(empty))
+    assert torch.isfinite(trainer.callback_metrics["train/loss"])
+
+
+def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
+    plain = {
+        "schedule": "cosine",
+        "seed": 3,
+        "value_weight": 1.5,
+        "cell_weight": 0.5,
+        "code_weight": 0.1,
+        "threshold": 0.4,
+        "cell_threshold": 0.1,
+        "query_chunk": 500,
+        "score_voxels": 10000,
+    }
+    model, loader = _module(**plain), _loader(_batch(1))
+    trainer = _trainer(tmp_path)
+    trainer.fit(model, loader, loader)
+    path = tmp_path / "a.ckpt"
+    trainer.save_checkpoint(path)
+    other = VoxelModule(_net())
+    load_weights(other, path)
+    for one, two in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    checkpoint = torch.load(path, weights_only=True)
+    weights = sum(weight.numel() for weight in model.net.parameters())
+    assert checkpoint["hyper_parameters"] == {**plain, "num_parameters": weights}
+    loaded = VoxelModule.load_from_checkpoint(path, net=_net(), weights_only=True)
+    assert (loaded.schedule, loaded.seed, loaded.decoding) == ("cosine", 3, model.decoding)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "linear"}, "schedule='linear' is unknown: choose one of one_cycle, cosine, none"),
+        ({"seed": -1}, "seed=-1 is not usable"),
+        ({"threshold": 0.0}, "threshold=0.0, .*need 0 < threshold < 1"),
+    ],
+)
+def test_impossible_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _module(**options)

@@ -1,0 +1,195 @@
+import pytest
+import torch
+from torch import Tensor
+
+from lit_data.errors import ConfigError
+from lit_data.modules import PointVoxelNet, VectorQuantiser
+from lit_data.modules.voxel_blocks import read_between
+from lit_data.modules.voxel_decoding import CellVoxels, Decoding, compare, reconstruct
+from lit_data.modules.voxel_net import Field
+from lit_data.modules.voxel_points import Points, read_points
+from lit_data.types import Batch
+
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
+
+SHAPES = torch.tensor([[12, 9, 7], [5, 16, 8], [3, 3, 20]])
+
+
+def _net(**options: object) -> PointVoxelNet:
+    torch.manual_seed(0)
+    return PointVoxelNet(**({"grid": 8, "width": 8, "latent": 4, "hidden": 8} | options))  # type: ignore[arg-type]
+
+
+def _batch(seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    rows, parts = [], []
+    for row, shape in enumerate(SHAPES):
+        chosen = torch.randperm(int(shape.prod()), generator=generator)[:40]
+        parts.append(torch.stack(torch.unravel_index(chosen, shape.tolist()), dim=1))
+        rows.append(torch.full((40, 1), row))
+    coords = torch.cat((torch.cat(rows), torch.cat(parts)), dim=1).int()
+    return {"coords": coords, "feats": torch.rand(120, 1, generator=generator), "shape": SHAPES}
+
+
+def _ask_all(net: PointVoxelNet, points: Points) -> tuple[Tensor, ...]:
+    field = net(points)
+    return (*net.ask(field, points.rows, points.places), field.cells)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_shapes(levels: int, quantised: bool) -> None:
+    net = _net(levels=levels, quantiser=VectorQuantiser(16, 4) if quantised else None)
+    points = read_points(_batch())
+    field = net(points)
+    assert field.features.shape == (3 * 8**3, 8)
+    assert field.cells.shape == (3, 8, 8, 8)
+    assert field.misses.shape == (3,)
+    assert (None if field.codes is None else tuple(field.codes.shape)) == (
+        (3, (8 >> levels) ** 3) if quantised else None
+    )
+    logits, values = net.ask(field, points.rows, points.places)
+    assert logits.shape == values.shape == (120,)
+
+
+def test_the_order_of_the_points_does_not_matter() -> None:
+    net, batch = _net().eval(), _batch()
+    order = torch.cat([40 * row + torch.randperm(40) for row in range(3)])
+    mixed = batch | {"coords": batch["coords"][order], "feats": batch["feats"][order]}
+    for one, two in zip(_ask_all(net, read_points(batch)), _ask_all(net, read_points(mixed)), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_no_volume_sees_another() -> None:
+    net, batch = _net(quantiser=VectorQuantiser(16, 4)).eval(), _batch()
+    other = _batch(seed=1)
+    changed = {key: torch.cat((value[:80], other[key][80:])) for key, value in batch.items() if key != "shape"}
+    one, two = (_ask_all(net, read_points(part | {"shape": SHAPES})) for part in (batch, changed))
+    for before, after in zip(one[:2], two[:2], strict=True):
+        assert torch.equal(before[:80], after[:80])
+        assert not torch.equal(before[80:], after[80:])
+    assert torch.equal(one[2][:2], two[2][:2])
+
+
+@pytest.mark.parametrize("chunk", [1, 37, 1000])
+def test_points_may_come_in_chunks(chunk: int) -> None:
+    gradients = []
+    for size in (1000, chunk):
+        net = _net(point_chunk=size)
+        answers = _ask_all(net, read_points(_batch()))
+        sum(part.square().sum() for part in answers).backward()  # type: ignore[union-attr]
+        gradients.append(torch.cat([weight.grad.flatten() for weight in net.parameters() if weight.grad is not None]))
+        assert len(gradients[-1]) == sum(weight.numel() for weight in net.parameters())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+
+
+def test_reading_between_cells_is_linear() -> None:
+    grid, shape = 4, torch.tensor([16, 8, 4])
+    centres = torch.cartesian_prod(*[(torch.arange(grid) + 0.5) * side / grid for side in shape.tolist()])
+    features = torch.cat((torch.zeros(grid**3, 3), centres))  # of two volumes; features are places in mm
+    places = torch.tensor([[2, 1, 1], [9, 5, 2], [13, 6, 3], [0, 0, 0], [15, 7, 3]])
+    found = read_between(features, torch.ones(5, dtype=torch.int64), places, shape.expand(5, 3), grid)
+    low, high = centres.amin(0), centres.amax(0)
+    torch.testing.assert_close(found, (places + 0.5).maximum(low).minimum(high))
+
+
+def _field(cells: Tensor) -> Field:
+    return Field(torch.zeros(3 * 8**3, 8), cells, SHAPES, None, torch.zeros(3))
+
+
+def test_all_voxels_are_listed_once() -> None:
+    voxels = CellVoxels(_field(torch.zeros(3, 8, 8, 8)), grid=8, cell_threshold=0.1)
+    rows, places = voxels.find(torch.arange(len(voxels)))
+    assert len(rows) == int(SHAPES.prod(1).sum())
+    assert len(torch.unique(torch.cat((rows[:, None], places), dim=1), dim=0)) == len(rows)
+    assert (places < SHAPES[rows]).all()
+
+
+def test_only_cells_that_can_hold_something_are_looked_into() -> None:
+    cells = torch.full((3, 8, 8, 8), -9.0)
+    cells[1, 2, 3, 4] = 9
+    voxels = CellVoxels(_field(cells), grid=8, cell_threshold=0.1)
+    rows, places = voxels.find(torch.arange(len(voxels)))
+    assert rows.tolist() == [1, 1]
+    assert places.tolist() == [[1, 6, 4], [1, 7, 4]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunk", [97, 100000])
+def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
+    net, points = _net().eval(), read_points(_batch())
+    field = net(points)
+    threshold = float(net.ask(field, points.rows, points.places)[0].sigmoid().median())
+    cell_threshold = float(field.cells.sigmoid().quantile(0.3))
+    found = reconstruct(net, field, Decoding(threshold, cell_threshold, chunk))
+    for row, (shape, volume) in enumerate(zip(SHAPES.tolist(), found, strict=True)):
+        places = torch.cartesian_prod(*map(torch.arange, shape))
+        logits, values = net.ask(field, torch.full((len(places),), row), places)
+        cell = tuple(((2 * places + 1) * 8 // (2 * SHAPES[row])).unbind(1))
+        sure = (logits.sigmoid() > threshold) & (field.cells[row][cell].sigmoid() >= cell_threshold)
+        assert 0 < int(sure.sum()) < len(places)
+        assert torch.equal(volume["coords"], places[sure].int())
+        torch.testing.assert_close(volume["values"], values[sure].clamp(0, 1))
+        assert volume["scores"].min() > threshold
+    both, true, predicted, errors = compare(net, field, points, Decoding(threshold, cell_threshold, chunk))
+    sets = [{tuple(place) for place in volume["coords"].tolist()} for volume in found]
+    hits = [
+        sum(tuple(place) in own for place in points.places[points.rows == row].tolist()) for row, own in enumerate(sets)
+    ]
+    assert both.tolist() == hits
+    assert true.tolist() == [40] * 3
+    subset = points._replace(totals=points.totals * 4)
+    scaled = compare(net, field, subset, Decoding(threshold, cell_threshold, chunk))
+    assert (scaled[0] == 4 * both).all()
+    assert (scaled[1] == 160).all()
+    assert predicted.tolist() == [len(own) for own in sets]
+    values = net.ask(field, points.rows, points.places)[1].clamp(0, 1)
+    expected = (values - points.feats[:, 0]).double()
+    torch.testing.assert_close(
+        errors, torch.stack((expected.abs().sum(), expected.square().sum(), torch.tensor(120.0).double()))
+    )
+
+
+@torch.no_grad()
+def test_large_volumes_are_scored_by_some_of_their_voxels() -> None:
+    net, points = _net().eval(), read_points(_batch())
+    field = net(points)
+    exact = compare(net, field, points, Decoding(0.3, 0.0))
+    some = compare(net, field, points, Decoding(0.3, 0.0, score_voxels=900))
+    assert torch.equal(exact[0], some[0])
+    assert float(some[2].sum()) == pytest.approx(float(exact[2].sum()), rel=0.1)
+    assert not torch.equal(some[2], exact[2])
+
+
+def test_nothing_in_nothing_out() -> None:
+    net = _net().eval()
+    empty = {"coords": torch.zeros(0, 4).int(), "feats": torch.zeros(0, 1), "shape": SHAPES}
+    field = net(read_points(empty))
+    assert torch.isfinite(field.features).all()
+    found = reconstruct(net, field, Decoding(cell_threshold=0.99))
+    assert [len(volume["coords"]) for volume in found] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": 7}, "grid=7, .*a grid that is a multiple of 2"),
+        ({"width": 6}, "width=6, .*a width that is one of 4"),
+        ({"channels": 0}, "channels=0"),
+        ({"quantiser": VectorQuantiser(4, 3)}, "quantiser.width=3: it must be latent=4"),
+    ],
+)
+def test_impossible_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _net(**options)
+
+
+def test_other_features_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the points have 1 features: set model.net.channels to that, not 2"):
+        _net(channels=2)(read_points(_batch()))
+
+
+@pytest.mark.parametrize("options", [{"threshold": 1.0}, {"cell_threshold": -0.1}, {"query_chunk": 0}])
+def test_impossible_decodings(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="need 0 < threshold < 1, 0 <= cell_threshold < 1 and the rest >= 1"):
+        Decoding(**options)  # type: ignore[arg-type]

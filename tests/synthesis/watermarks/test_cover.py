@@ -1,0 +1,87 @@
+from dataclasses import replace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.synthesis.watermarks import GlyphBank, WatermarkPlan, WatermarkSpec, sample_watermarks
+from lit_data.synthesis.watermarks.cover import draw_cover
+from lit_data.types import Array
+
+SIDE = 160
+
+
+def _plan(spec: WatermarkSpec, index: Any = (0,), shape: tuple[int, int] = (SIDE, SIDE)) -> WatermarkPlan:
+    return sample_watermarks(spec, 0, 0, np.array(index), shape)
+
+
+def _draw(plan: WatermarkPlan, shape: tuple[int, int] = (SIDE, SIDE)) -> Array:
+    rows = np.full((len(plan.present), *shape), 77, np.uint8)
+    draw_cover(rows, plan, GlyphBank(plan.spec))
+    return rows
+
+
+def _alone(**options: Any) -> WatermarkSpec:
+    given: dict[str, Any] = {"probability": 1, "tiling": 0, "count": (1, 1), "outline": 0, "soft_px": (0, 0)}
+    return WatermarkSpec(**(given | {"texts": ("HHH",), "size_px": (32, 32)} | options))
+
+
+@pytest.mark.parametrize(("angle_deg", "size_px"), [(0, 32), (0, 24), (90, 32), (30, 40), (-45, 20)])
+def test_a_text_lies_where_it_was_planned_turned_and_as_large(angle_deg: float, size_px: float) -> None:
+    spec = _alone(straight=0, angle_deg=(angle_deg, angle_deg), size_px=(size_px, size_px))
+    plan = replace(_plan(spec), centre=np.array([[70, 90]], np.float32))
+    cover = _draw(plan)[0]
+    weights = cover.astype(np.float64)
+    y, x = (np.average(places, weights=weights) for places in np.indices(cover.shape))
+    assert (y, x) == pytest.approx((70, 90), abs=0.6)
+    (_, (length, height), _) = cv2.minAreaRect(np.argwhere(cover > 127).astype(np.float32))
+    longest = np.ptp(np.flatnonzero((_draw(_upright(plan))[0] > 127).any(0))) + 1
+    assert max(length, height) == pytest.approx(longest, abs=2.5)
+    turned = cv2.moments(cover, binaryImage=False)
+    found = np.degrees(0.5 * np.arctan2(2 * turned["mu11"], turned["mu20"] - turned["mu02"]))
+    assert (-found - angle_deg + 90) % 180 - 90 == pytest.approx(0, abs=1.5), "counter-clockwise"
+
+
+def _upright(plan: WatermarkPlan) -> WatermarkPlan:
+    return replace(plan, angle_deg=np.zeros(1, np.float32))
+
+
+def test_a_text_may_leave_the_sample_at_any_edge() -> None:
+    plan = _plan(_alone(size_px=(60, 60)))
+    for centre in ((0, 0), (159.9, 159.9), (0, 159.9), (80, 0)):
+        assert _draw(replace(plan, centre=np.array([centre], np.float32)))[0].any()
+
+
+def test_samples_without_a_watermark_are_not_covered_and_others_do_not_matter() -> None:
+    spec = WatermarkSpec(probability=0.5)
+    plan = _plan(spec, range(12))
+    rows = _draw(plan)
+    for index in range(12):
+        assert rows[index].any() <= plan.present[index]
+        np.testing.assert_array_equal(rows[index], _draw(_plan(spec, (index,)))[0])
+    assert not plan.present.all()
+
+
+@pytest.mark.parametrize("straight", [1, 0])
+def test_a_tiled_text_is_everywhere(straight: float) -> None:
+    spec = _alone(tiling=1, spacing=(0.5, 0.5), size_px=(14, 14), straight=straight)
+    for row in _draw(_plan(spec, range(4))):
+        assert all(row[y : y + 54, x : x + 54].any() for y in (0, 53, 106) for x in (0, 53, 106))
+
+
+def test_each_line_of_a_tiled_text_is_shifted_by_half_a_text() -> None:
+    cover = _draw(_plan(_alone(tiling=1, spacing=(0.5, 0.5), size_px=(16, 16), straight=1)))[0]
+    edges = np.flatnonzero(np.diff(cover.any(1).astype(int), prepend=0, append=0))
+    lines = [cover[start:stop].sum(0).astype(float) for start, stop in edges.reshape(-1, 2)[1:-1]]
+    assert len(lines) >= 5
+    alike = [np.corrcoef(lines[0], line)[0, 1] for line in lines[1:4]]
+    assert alike[1] > 0.95
+    assert max(alike[0], alike[2]) < 0.5
+
+
+def test_edges_are_softened() -> None:
+    sharp, soft = (_draw(_plan(_alone(soft_px=(sigma, sigma), straight=1)))[0] for sigma in (0, 2))
+    assert soft.max() < sharp.max()
+    assert soft.sum() == pytest.approx(sharp.sum(), rel=0.1)
+    np.testing.assert_array_equal(soft, cv2.GaussianBlur(sharp, (0, 0), 2.0))

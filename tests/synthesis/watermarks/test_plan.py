@@ -1,0 +1,82 @@
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
+from lit_data.synthesis.watermarks.plan import sample_crops
+from lit_data.synthesis.watermarks.spec import MODES
+
+SHAPE = (96, 128)
+INDEX = np.arange(400)
+
+
+def _sample(index: Any = INDEX, *, seed: int = 3, epoch: int = 2, **options: Any) -> WatermarkPlan:
+    return sample_watermarks(WatermarkSpec(**options), seed, epoch, index, SHAPE)
+
+
+def test_a_sample_has_the_same_watermark_whatever_is_beside_it() -> None:
+    whole = _sample()
+    for index in (0, 7, 399):
+        alone = _sample(np.array([index]))
+        chosen = whole.row == index
+        for item in fields(WatermarkPlan)[1:]:
+            name = item.name
+            some = getattr(whole, name)[chosen if len(getattr(whole, name)) == len(whole) else [index]]
+            np.testing.assert_array_equal(getattr(alone, name), some if name != "row" else np.zeros_like(some))
+
+
+@pytest.mark.parametrize("changed", [{"seed": 4}, {"epoch": 3}, {"index": INDEX + 400}])
+def test_seed_epoch_and_index_change_it(changed: dict[str, Any]) -> None:
+    assert not np.array_equal(_sample().opacity, _sample(**changed).opacity)
+
+
+def test_everything_lies_in_its_range() -> None:
+    spec = WatermarkSpec()
+    plan = _sample()
+    assert np.isin(plan.row, np.flatnonzero(plan.present)).all()
+    assert set(np.bincount(plan.row, minlength=400)[plan.present & ~plan.tiled].tolist()) == {1, 2}
+    assert (np.bincount(plan.row, minlength=400)[plan.present & plan.tiled] == 1).all()
+    for values, (low, high) in (
+        (plan.size_px, spec.size_px),
+        (plan.angle_deg, spec.angle_deg),
+        (plan.opacity[plan.present], spec.opacity),
+        (plan.colour, (0, 1)),
+        (plan.gap, spec.spacing),
+        (plan.outline[plan.outline > 0], spec.outline_share),
+        (plan.soft_px, spec.soft_px),
+        (plan.quality[plan.quality > 0], spec.jpeg_quality),
+        (plan.centre, (0, max(SHAPE))),
+        (plan.text, (0, 199)),
+    ):
+        assert low <= values.min() <= values.max() <= high
+    for share, expected in (
+        (plan.present, 0.9), (plan.tiled, 0.35), (plan.quality > 0, 0.5), (plan.outline > 0, 0.15),
+        (plan.angle_deg == 0, 0.25), (np.ptp(plan.colour, axis=1) > 0, 0.3),
+    ):  # fmt: skip
+        assert abs(share.mean() - expected) < 0.08
+    assert set(plan.mode.tolist()) == set(range(len(MODES)))
+
+
+def test_options_say_what_is_drawn() -> None:
+    plan = _sample(probability=1, tiling=0, count=(3, 3), modes=("screen",), coloured=0, jpeg=0, size_share=(0.5, 0.5))
+    assert len(plan) == 3 * 400
+    assert set(plan.mode.tolist()) == {MODES.index("screen")}
+    assert not np.ptp(plan.colour, axis=1).any()
+    assert not plan.quality.any()
+    np.testing.assert_allclose(plan.size_px, 48)
+    assert not len(_sample(probability=0))
+    assert not _sample(probability=0).opacity.any()
+
+
+def test_crops_fill_the_room_there_is_and_share_no_number_with_the_watermark() -> None:
+    room = np.stack((INDEX % 5, np.zeros_like(INDEX)), axis=1)
+    places = sample_crops(3, 2, INDEX, room)
+    assert (places >= 0).all()
+    assert (places <= room).all()
+    assert set(places[room[:, 0] == 4, 0].tolist()) == set(range(5))
+    high = np.stack((INDEX * 0 + 999, INDEX * 0 + 999), axis=1)
+    drawn = sample_crops(3, 2, INDEX, high).T / 999
+    for values in (_sample().opacity, _sample().soft_px):
+        assert abs(np.corrcoef(drawn[0], values)[0, 1]) < 0.15

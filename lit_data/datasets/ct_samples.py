@@ -1,15 +1,12 @@
 """The default data of the ct experiment: a small set of drawn volumes, made once where no ``data.root`` is given."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lit_data.datasets.ct_scene import render_volume
-from lit_data.datasets.sample_set import Recipe, check_integer, ensure_set, seal
+from lit_data.datasets.sample_set import SampleSpec, ensure_set, seal
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError
 from lit_data.io.progress import track
 
 FORMAT_VERSION = 1  # raise it with every change of a voxel or of the layout
@@ -26,36 +23,14 @@ samples.json            what the set was made from, and the size of each file. W
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CTSampleSpec:
-    """What a set is made from; equal specs give equal voxels.
+class CTSampleSpec(SampleSpec):
+    """What a set is made from; equal specs give equal voxels."""
 
-    Raises:
-        ConfigError: A value is not allowed.
-    """
-
-    count: int
-    shape: tuple[int, int, int]
-    seed: int
-
-    def __post_init__(self) -> None:
-        check_integer("count", self.count, 3, 9999)
-        if isinstance(self.shape, str) or not isinstance(self.shape, Sequence) or len(self.shape) != 3:
-            raise ConfigError(f"shape is {self.shape!r}; allowed: (z, y, x) voxels")
-        object.__setattr__(self, "shape", tuple(self.shape))
-        for side in self.shape:
-            check_integer("a side of shape", side, SMALLEST_SIDE, 1024)
-        check_integer("seed", self.seed, 0, 2**63 - 1)
-
-    @property
-    def folder_name(self) -> str:
-        """Name of the set's folder: sets of different specs lie side by side."""
-        return f"ct-{self.count}x{'x'.join(map(str, self.shape))}-seed{self.seed}"
-
-    def split_of(self, number: int) -> str:
-        """Return ``train``, ``val`` or ``test`` for the number of a volume; 32 volumes give 22, 5 and 5."""
-        part = max(1, round(self.count * 0.15))
-        return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
+    __slots__ = ()
+    kind = "ct"
+    size_name = "shape"
+    axes = ("z", "y", "x")
+    sides = (SMALLEST_SIDE, 1024)
 
 
 def ensure_ct_samples(
@@ -87,22 +62,18 @@ def ensure_ct_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = CTSampleSpec(count, shape, seed)
-    root = Path(folder) / spec.folder_name
-    return ensure_set(root, _recipe(spec), lambda made: _write_set(made, spec, progress), what="CT")
-
-
-def _recipe(spec: CTSampleSpec) -> Recipe:
-    made_from = asdict(spec) | {"shape": list(spec.shape)}  # as JSON gives it back
-    return {"format": FORMAT_VERSION, "made_from": made_from}
+    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
+    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="CT")
 
 
 def _write_set(root: Path, spec: CTSampleSpec, progress: bool) -> None:
     for split in SPLITS:
         (root / split).mkdir(parents=True)
+    depth, height, width = spec.size
     for number in track(range(spec.count), "making CT samples", spec.count, enabled=progress):
-        scene = render_volume(spec.seed, number, spec.shape)
+        scene = render_volume(spec.seed, number, (depth, height, width))
         stem = root / spec.split_of(number) / f"ct_{number:04d}"
         np.save(stem.with_suffix(".npy"), scene.volume)
         np.save(stem.with_name(f"{stem.name}_labels.npy"), scene.labels)
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, _recipe(spec))
+    seal(root, spec.recipe(FORMAT_VERSION))

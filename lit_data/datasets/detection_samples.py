@@ -1,16 +1,13 @@
 """The default data of the detection experiment: a small set of images, made once where no ``data.root`` is given."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.detection_scene import CLASSES, render_scene
-from lit_data.datasets.sample_set import Recipe, check_integer, ensure_set, seal
+from lit_data.datasets.sample_set import SampleSpec, ensure_set, seal
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError
 from lit_data.io.image_files import write_png
 from lit_data.io.progress import track
 
@@ -29,41 +26,18 @@ samples.json              what the set was made from, and the size of each file.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionSampleSpec:
-    """What a set is made from; equal specs give equal pixels.
+class DetectionSampleSpec(SampleSpec):
+    """What a set is made from; equal specs give equal pixels."""
 
-    Raises:
-        ConfigError: A value is not allowed.
-    """
-
-    count: int
-    size_px: tuple[int, int]
-    seed: int
-
-    def __post_init__(self) -> None:
-        check_integer("count", self.count, 3, 9999)
-        if isinstance(self.size_px, str) or not isinstance(self.size_px, Sequence) or len(self.size_px) != 2:
-            raise ConfigError(f"size_px is {self.size_px!r}; allowed: (height, width)")
-        object.__setattr__(self, "size_px", tuple(self.size_px))
-        for side in self.size_px:
-            check_integer("a side of size_px", side, SMALLEST_SIDE_PX, 2**13)
-        check_integer("seed", self.seed, 0, 2**63 - 1)
-
-    @property
-    def folder_name(self) -> str:
-        """Name of the set's folder: sets of different specs lie side by side."""
-        return f"detection-{self.count}x{self.size_px[0]}x{self.size_px[1]}-seed{self.seed}"
-
-    def split_of(self, number: int) -> str:
-        """Return ``train``, ``val`` or ``test`` for an image number; 160 images give 112, 24 and 24."""
-        part = max(1, round(self.count * 0.15))
-        return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
+    __slots__ = ()
+    kind = "detection"
+    sides = (SMALLEST_SIDE_PX, 2**13)
 
     def size_of(self, number: int) -> tuple[int, int]:
         """(height, width) of an image: of ten one is twice as high as wide, and one is twice as wide as high."""
-        side = min(self.size_px)
-        return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, self.size_px)
+        height, width = self.size
+        side = min(self.size)
+        return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, (height, width))
 
     def is_empty(self, number: int) -> bool:
         """Whether an image has no object: one in twelve has none."""
@@ -99,13 +73,8 @@ def ensure_detection_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = DetectionSampleSpec(count, size_px, seed)
-    root = Path(folder) / spec.folder_name
-    return ensure_set(root, _recipe(spec), lambda made: _write_set(made, spec, progress), what="detection")
-
-
-def _recipe(spec: DetectionSampleSpec) -> Recipe:
-    made_from = asdict(spec) | {"size_px": list(spec.size_px)}  # as JSON gives it back
-    return {"format": FORMAT_VERSION, "made_from": made_from}
+    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
+    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="detection")
 
 
 def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
@@ -118,7 +87,7 @@ def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
     folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
     (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, _recipe(spec))
+    seal(root, spec.recipe(FORMAT_VERSION))
 
 
 def _write_sample(root: Path, spec: DetectionSampleSpec, number: int) -> None:

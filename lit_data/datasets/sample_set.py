@@ -1,10 +1,12 @@
 """Sets that are made once, in a folder of their own: whole or not at all, whoever makes them at the same time."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io.lock import build_lock
 from lit_data.io.temp import sweep, temp_folder
@@ -14,6 +16,54 @@ LOCK_WAIT_S: Final = 600.0
 
 Recipe = Mapping[str, Any]
 """What a set is made from, as JSON gives it back; equal recipes give equal sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """What a set of images or volumes of one size is made from; equal specs give equal samples.
+
+    Args:
+        count: Samples, divided 70 : 15 : 15 into train, val and test.
+        size: Of a sample, one number for each of `axes`.
+        seed: Each sample is a function of (seed, its number, size) alone.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+
+    kind: ClassVar[str]
+    size_name: ClassVar[str] = "size_px"
+    axes: ClassVar[Sequence[str]] = ("height", "width")
+    sides: ClassVar[tuple[int, int]]
+    """The smallest and the largest side."""
+
+    count: int
+    size: tuple[int, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_integer("count", self.count, 3, 9999)
+        if isinstance(self.size, str) or not isinstance(self.size, Sequence) or len(self.size) != len(self.axes):
+            raise ConfigError(f"{self.size_name} is {self.size!r}; allowed: ({', '.join(self.axes)})")
+        object.__setattr__(self, "size", tuple(self.size))
+        for side in self.size:
+            check_integer(f"a side of {self.size_name}", side, *self.sides)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the set's folder: sets of different specs lie side by side."""
+        return f"{self.kind}-{self.count}x{'x'.join(map(str, self.size))}-seed{self.seed}"
+
+    def split_of(self, number: int) -> str:
+        """Return ``train``, ``val`` or ``test`` for the number of a sample; 160 samples give 112, 24 and 24."""
+        part = max(1, round(self.count * 0.15))
+        return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
+
+    def recipe(self, format_version: int) -> Recipe:
+        """What the marker file says, as JSON gives it back."""
+        made_from = {"count": self.count, self.size_name: list(self.size), "seed": self.seed}
+        return {"format": format_version, "made_from": made_from}
 
 
 def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, what: str) -> Path:

@@ -1,16 +1,13 @@
 """The default backgrounds of the watermark experiment: pages, photographs and textures, made once."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lit_data.datasets.page_scene import draw_page
 from lit_data.datasets.photo_scene import draw_photo, draw_texture
-from lit_data.datasets.sample_set import Recipe, check_integer, ensure_set, seal
+from lit_data.datasets.sample_set import SampleSpec, ensure_set, seal
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError
 from lit_data.io.image_files import write_png
 from lit_data.io.progress import track
 from lit_data.types import Array
@@ -29,36 +26,12 @@ samples.json          what the set was made from, and the size of each file. Wit
 """
 
 
-@dataclass(frozen=True, slots=True)
-class WatermarkSampleSpec:
-    """What a set is made from; equal specs give equal pixels (of photographs before they are compressed).
+class WatermarkSampleSpec(SampleSpec):
+    """What a set is made from; equal specs give equal pixels (of photographs before they are compressed)."""
 
-    Raises:
-        ConfigError: A value is not allowed.
-    """
-
-    count: int
-    size_px: tuple[int, int]
-    seed: int
-
-    def __post_init__(self) -> None:
-        check_integer("count", self.count, 3, 9999)
-        if isinstance(self.size_px, str) or not isinstance(self.size_px, Sequence) or len(self.size_px) != 2:
-            raise ConfigError(f"size_px is {self.size_px!r}; allowed: (height, width)")
-        object.__setattr__(self, "size_px", tuple(self.size_px))
-        for side in self.size_px:
-            check_integer("a side of size_px", side, SMALLEST_SIDE_PX, 2**13)
-        check_integer("seed", self.seed, 0, 2**63 - 1)
-
-    @property
-    def folder_name(self) -> str:
-        """Name of the set's folder: sets of different specs lie side by side."""
-        return f"watermark-{self.count}x{self.size_px[0]}x{self.size_px[1]}-seed{self.seed}"
-
-    def split_of(self, number: int) -> str:
-        """Return ``train``, ``val`` or ``test`` for an image number; 60 images give 42, 9 and 9."""
-        part = max(1, round(self.count * 0.15))
-        return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
+    __slots__ = ()
+    kind = "watermark"
+    sides = (SMALLEST_SIDE_PX, 2**13)
 
     def kind_of(self, number: int) -> str:
         """Return ``page``, ``photo`` or ``texture``."""
@@ -91,13 +64,8 @@ def ensure_watermark_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = WatermarkSampleSpec(count, size_px, seed)
-    root = Path(folder) / spec.folder_name
-    return ensure_set(root, _recipe(spec), lambda made: _write_set(made, spec, progress), what="watermark")
-
-
-def _recipe(spec: WatermarkSampleSpec) -> Recipe:
-    made_from = asdict(spec) | {"size_px": list(spec.size_px)}  # as JSON gives it back
-    return {"format": FORMAT_VERSION, "made_from": made_from}
+    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
+    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="watermark")
 
 
 def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
@@ -106,17 +74,18 @@ def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
     for number in track(range(spec.count), "making watermark samples", spec.count, enabled=progress):
         _write_sample(root / spec.split_of(number), spec, number)
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, _recipe(spec))
+    seal(root, spec.recipe(FORMAT_VERSION))
 
 
 def _write_sample(folder: Path, spec: WatermarkSampleSpec, number: int) -> None:
     rng = np.random.Generator(np.random.Philox(key=[spec.seed, number]))
+    height, width = spec.size
     kind, stem = spec.kind_of(number), f"{spec.kind_of(number)}_{number:04d}"
     if kind == "photo":
-        _write_jpeg(folder / f"{stem}.jpg", draw_photo(rng, spec.size_px[::-1]))
+        _write_jpeg(folder / f"{stem}.jpg", draw_photo(rng, (width, height)))
         return
     draw = draw_page if kind == "page" else draw_texture
-    write_png(folder / f"{stem}.png", draw(rng, spec.size_px)[..., None])
+    write_png(folder / f"{stem}.png", draw(rng, (height, width))[..., None])
 
 
 def _write_jpeg(path: Path, pixels: Array) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -14,7 +13,8 @@ from lit_data.modules.boxes import non_maximum_suppression
 from lit_data.modules.detector_loss import detection_loss
 from lit_data.modules.detector_net import Predictions
 from lit_data.modules.detector_targets import Truths, read_truths
-from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
+from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.scored import ScoredModule
 from lit_data.types import COUNT_SUFFIX, Batch
 
 _LEAST_SCORE: Final = 0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
@@ -22,7 +22,7 @@ _MOST_COMPARED: Final = 1000  # boxes of an image that non-maximum suppression l
 _MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 
 
-class DetectionModule(L.LightningModule):
+class DetectionModule(ScoredModule):
     """A net that finds objects, its loss, and mean average precision.
 
     Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in the batch, class,
@@ -59,21 +59,17 @@ class DetectionModule(L.LightningModule):
         score_threshold: float = 0.25,
         iou_threshold: float = 0.6,
     ) -> None:
-        super().__init__()
-        check_schedule(schedule)
+        super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
         if not (0 <= score_threshold < 1 and 0 < iou_threshold <= 1):
             raise ConfigError(
                 f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= score_threshold < 1 and "
                 "0 < iou_threshold <= 1"
             )
-        self.net = net
-        self.optimizer_factory = optimizer or _make_adamw
-        self.schedule, self.box_weight = schedule, box_weight
+        self.box_weight = box_weight
         self.score_threshold, self.iou_threshold = score_threshold, iou_threshold
         self.scores = nn.ModuleDict({"val": BoxScores(), "test": BoxScores()})
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "box_weight", "score_threshold", "iou_threshold")
-        self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
 
     @override
     def setup(self, stage: str) -> None:
@@ -92,27 +88,8 @@ class DetectionModule(L.LightningModule):
         return cast(Predictions, self.net(images))
 
     @override
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = detection_loss(self(batch["image"]), _read_truths(batch), box_weight=self.box_weight)
-        # Not in the progress bar, which would wait for the device after each step.
-        self.log("train/loss", loss, batch_size=len(batch["image"]))
-        return loss
-
-    @override
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._score(batch, "val")
-
-    @override
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._score(batch, "test")
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        self._log_scores("val")
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._log_scores("test")
+    def find_loss(self, batch: Batch) -> Tensor:
+        return detection_loss(self(batch["image"]), _read_truths(batch), box_weight=self.box_weight)
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Objects]:
@@ -124,10 +101,6 @@ class DetectionModule(L.LightningModule):
         """
         return self._find(batch["image"], self.score_threshold)
 
-    @override
-    def configure_optimizers(self) -> Any:
-        return schedule_optimizer(self.optimizer_factory(self.parameters()), self.schedule, self.trainer)
-
     def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
         height_px, width_px = images.shape[-2:]
         predictions = self(images)
@@ -138,17 +111,19 @@ class DetectionModule(L.LightningModule):
             for logits, places in zip(predictions.logits, boxes, strict=True)
         ]
 
-    def _score(self, batch: Batch, stage: str) -> None:
+    @override
+    def score(self, batch: Batch, stage: str) -> None:
         truths = _read_truths(batch)
         mine = [truths.rows == row for row in range(len(batch["image"]))]
         true = [{"boxes": truths.boxes[own], "classes": truths.classes[own]} for own in mine]
         self._metric(stage).update(self._find(batch["image"], _LEAST_SCORE), true)
 
-    def _log_scores(self, stage: str) -> None:
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
         metric = self._metric(stage)
-        named = {f"{stage}/{name}": value for name, value in metric.compute().items()}
-        self.log_dict(named, prog_bar=True, batch_size=1, sync_dist=True)  # the same on all ranks
+        found = metric.compute()
         metric.reset()
+        return found
 
     def _metric(self, stage: str) -> BoxScores:
         return cast(BoxScores, self.scores[stage])

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -14,13 +13,14 @@ from lit_data.errors import ConfigError
 from lit_data.modules.compare_net import CompareNet
 from lit_data.modules.losses import mean_pixel_loss, rare_pixel_loss
 from lit_data.modules.metrics import DefectRecall, PixelScores
-from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
+from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.scored import ScoredModule
 from lit_data.types import Batch
 
 _LOSSES: Final = {"rare": rare_pixel_loss, "mean": mean_pixel_loss}
 
 
-class SegmentationModule(L.LightningModule):
+class SegmentationModule(ScoredModule):
     """A net, a loss for rare pixels, and scores beside those of the plain difference.
 
     Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1}.
@@ -60,18 +60,14 @@ class SegmentationModule(L.LightningModule):
         false_alarms_per_patch: float | None = 0.1,
         baseline: bool = True,
     ) -> None:
-        super().__init__()
-        check_schedule(schedule)
+        super().__init__(net or CompareNet(), optimizer=optimizer or _make_adamw, schedule=schedule)
         if loss not in _LOSSES:
             raise ConfigError(f"loss={loss!r} is unknown: choose one of {', '.join(_LOSSES)}")
-        self.net = net or CompareNet()
-        self.optimizer_factory = optimizer or _make_adamw
-        self.schedule, self.loss, self.dice_weight = schedule, _LOSSES[loss], dice_weight
+        self.loss, self.dice_weight = _LOSSES[loss], dice_weight
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch))
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "loss", "dice_weight", "false_alarms_per_patch", "baseline")
-        self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -80,27 +76,8 @@ class SegmentationModule(L.LightningModule):
         return logits
 
     @override
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.loss(self(batch["image"]), batch["mask"], dice_weight=self.dice_weight)
-        # Not in the progress bar, which would wait for the device after each step.
-        self.log("train/loss", loss, batch_size=len(batch["image"]))
-        return loss
-
-    @override
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._score(batch, "val")
-
-    @override
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._score(batch, "test")
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        self._log_scores("val")
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._log_scores("test")
+    def find_loss(self, batch: Batch) -> Tensor:
+        return self.loss(self(batch["image"]), batch["mask"], dice_weight=self.dice_weight)
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -113,10 +90,7 @@ class SegmentationModule(L.LightningModule):
         return {"probability": self(batch["image"]).float().sigmoid(), **places}
 
     @override
-    def configure_optimizers(self) -> Any:
-        return schedule_optimizer(self.optimizer_factory(self.parameters()), self.schedule, self.trainer)
-
-    def _score(self, batch: Batch, stage: str) -> None:
+    def score(self, batch: Batch, stage: str) -> None:
         images, masks = batch["image"], batch["mask"]
         logits = self(images).float()
         # Probabilities close to 1 are equal in float32, logits are not.
@@ -131,16 +105,18 @@ class SegmentationModule(L.LightningModule):
         if "defects" in metrics:
             cast(DefectRecall, metrics["defects"]).update(ranks, masks)
 
-    def _log_scores(self, stage: str) -> None:
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
         for suffix in self.suffixes:
             metrics = cast(nn.ModuleDict, self.scores[stage + suffix])
             found = dict(cast(PixelScores, metrics["pixels"]).compute())
             if "defects" in metrics:
                 found["defect_recall"] = cast(DefectRecall, metrics["defects"]).compute()
-            named = {f"{stage}/{name}{suffix}": value for name, value in found.items()}
-            self.log_dict(named, prog_bar=not suffix, batch_size=1, sync_dist=True)  # the same on all ranks
+            named |= {f"{name}{suffix}": value for name, value in found.items()}
             for metric in metrics.values():
                 cast(Metric, metric).reset()
+        return named
 
 
 def plain_difference(images: Tensor) -> Tensor:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Any, cast
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
+from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.scored import ScoredModule
 from lit_data.modules.voxel_decoding import Decoding, compare, reconstruct
 from lit_data.modules.voxel_loss import find_losses
 from lit_data.modules.voxel_metrics import CodePerplexity, VoxelScores
@@ -19,7 +19,7 @@ from lit_data.rng import check_seed
 from lit_data.types import Batch
 
 
-class VoxelModule(L.LightningModule):
+class VoxelModule(ScoredModule):
     """An autoencoder of occupied voxels, its losses, and scores of whole volumes.
 
     Takes batches with ``coords`` [N, 4] int (row, z, y, x), ``feats`` [N, C] float32 whose column 0 is the value in
@@ -54,6 +54,8 @@ class VoxelModule(L.LightningModule):
         ConfigError: The schedule is unknown, or a number is out of range.
     """
 
+    net: PointVoxelNet
+
     def __init__(
         self,
         net: PointVoxelNet,
@@ -70,12 +72,9 @@ class VoxelModule(L.LightningModule):
         query_chunk: int = 131072,
         score_voxels: int = 4_194_304,
     ) -> None:
-        super().__init__()
-        check_schedule(schedule)
+        super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
         self.decoding = Decoding(threshold, cell_threshold, query_chunk, score_voxels)
-        self.net = net
-        self.optimizer_factory = optimizer or _make_adamw
-        self.schedule, self.seed, self.queries = schedule, check_seed(seed), queries or QueryCounts()
+        self.seed, self.queries = check_seed(seed), queries or QueryCounts()
         self.value_weight, self.cell_weight, self.code_weight = value_weight, cell_weight, code_weight
         self.scores = nn.ModuleDict({"val": VoxelScores(), "test": VoxelScores()})
         if net.quantiser is not None:
@@ -83,7 +82,6 @@ class VoxelModule(L.LightningModule):
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "seed", "value_weight", "cell_weight", "code_weight")
         self.save_hyperparameters("threshold", "cell_threshold", "query_chunk", "score_voxels")
-        self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in self.net.parameters())})
 
     @override
     def forward(self, points: Points) -> Field:
@@ -91,7 +89,7 @@ class VoxelModule(L.LightningModule):
         return cast(Field, self.net(points))
 
     @override
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def find_loss(self, batch: Batch) -> Tensor:
         points = read_points(batch)
         queries = draw_queries(
             points,
@@ -103,32 +101,13 @@ class VoxelModule(L.LightningModule):
         )
         losses = find_losses(self.net, self(points), points, queries)
         whole = losses.occupancy + self.value_weight * losses.value + self.cell_weight * losses.cells
-        loss = (whole + self.code_weight * losses.codes).mean()
-        # Not in the progress bar, which would wait for the device after each step.
-        self.log("train/loss", loss, batch_size=len(batch["shape"]))
-        return loss
+        return (whole + self.code_weight * losses.codes).mean()
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the codebook, once for all pieces that the batch may have been cut into."""
         if self.net.quantiser is not None:
             self.net.quantiser.update()
-
-    @override
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._score(batch, "val")
-
-    @override
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._score(batch, "test")
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        self._log_scores("val")
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._log_scores("test")
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Tensor]]:
@@ -141,25 +120,23 @@ class VoxelModule(L.LightningModule):
         return reconstruct(self.net, self(read_points(batch)), self.decoding)
 
     @override
-    def configure_optimizers(self) -> Any:
-        return schedule_optimizer(self.optimizer_factory(self.parameters()), self.schedule, self.trainer)
-
-    def _score(self, batch: Batch, stage: str) -> None:
+    def score(self, batch: Batch, stage: str) -> None:
         points = read_points(batch)
         field = self(points)
         cast(VoxelScores, self.scores[stage]).update(*compare(self.net, field, points, self.decoding))
         if field.codes is not None:
             cast(CodePerplexity, self.uses[stage]).update(field.codes)
 
-    def _log_scores(self, stage: str) -> None:
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
         scores = cast(VoxelScores, self.scores[stage])
-        named = {f"{stage}/{name}": value for name, value in scores.compute().items()}
+        found = dict(scores.compute())
+        scores.reset()
         if self.net.quantiser is not None:
             uses = cast(CodePerplexity, self.uses[stage])
-            named[f"{stage}/perplexity"] = uses.compute()
+            found["perplexity"] = uses.compute()
             uses.reset()
-        self.log_dict(named, prog_bar=True, batch_size=1, sync_dist=True)  # the same on all ranks
-        scores.reset()
+        return found
 
 
 def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

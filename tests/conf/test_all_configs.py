@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -141,22 +142,39 @@ def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) ->
         assert arguments == node.keys() - {"_target_", "_partial_"}, key
 
 
-@pytest.mark.parametrize(
-    "option",
-    [p for p in OPTIONS if p not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK],
-    ids=str,
-)
-def test_every_option_runs(option: Path, run: Run, tmp_path: Path) -> None:
-    group = f"+{option}".replace("/", "=") if option.parts[0] == "debug" else str(option).replace("/", "=")
-    words = [*TOY, group]
-    if option == Path("synthesis/none"):
+TOGETHER = [
+    path for path in OPTIONS if path not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK
+]
+
+
+def _deal(options: list[Path]) -> list[list[str]]:
+    """The options of each run: one of each group, until all had their turn; a group that is through repeats its first.
+
+    Those of debug switch off what others are for, so they run alone.
+    """
+    groups: dict[str, list[str]] = {}
+    for path in options:
+        groups.setdefault(path.parts[0], []).append(f"{path.parts[0]}={path.name}")
+    debug = groups.pop("debug")
+    rows = zip_longest(*groups.values())
+    together = [[option or names[0] for option, names in zip(row, groups.values(), strict=True)] for row in rows]
+    return together + [[option] for option in debug]
+
+
+@pytest.mark.parametrize("options", _deal(TOGETHER), ids=" ".join)
+def test_every_option_runs(options: list[str], run: Run, tmp_path: Path) -> None:
+    words = [*TOY, *(f"+{option}" if option.startswith("debug=") else option for option in options)]
+    if "synthesis=none" in options:
         words += _masked_data(tmp_path / "images")
-    if option.parts[0] == "debug":
-        words = [word for word in words if "log_every" not in word and "max_epochs" not in word]
-        words += ["trainer.max_epochs=1"]
+    if options[0].startswith("debug="):
+        words.remove("trainer.log_every_n_steps=1")
     summary = run("fit", *words)
     assert summary["command"] == "fit"
     assert summary["samples_sha256"]
+
+
+def test_no_option_is_left_out() -> None:
+    assert set().union(*_deal(TOGETHER)) == {f"{path.parts[0]}={path.name}" for path in TOGETHER}
 
 
 @pytest.mark.gpu
@@ -228,9 +246,9 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     assert header == "image,y,x,area_px,score,height_px,width_px"
     shown = run("show", *words, "show.count=3")
     assert shown["show/patches"] == 3
-    assert run("prepare", *words)["prepare/images"] == 6
     assert run("prepare", *words, "prepare.check=true", "data.on_bad=skip")["prepare/images"] == 6
-    assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
+    prepared = run("prepare", *words, "prepare.verify=true")
+    assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (6, 0)
 
 
 @pytest.mark.parametrize("experiment", DETECTION)
@@ -252,11 +270,10 @@ def test_every_detector_goes_all_the_way(experiment: str, run: Run, tmp_path: Pa
     shown = run("show", *words, "show.count=3")
     assert shown["show/patches"] == 3
     assert (shown["folder"] / "augment.png").is_file()
-    prepared = run("prepare", *words)
-    assert prepared["prepare/images"] == 8
-    assert prepared["prepare/classes"].count(", ") == 2
     assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 8
-    assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
+    prepared = run("prepare", *words, "prepare.verify=true")
+    assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (8, 0)
+    assert prepared["prepare/classes"].count(", ") == 2
 
 
 def test_the_experiment_of_volumes_goes_all_the_way(run: Run) -> None:

@@ -1,3 +1,4 @@
+import itertools
 import json
 import logging
 import os
@@ -519,6 +520,7 @@ FIT = [
     "logger=none",
 ]
 EPOCHS = "trainer.max_epochs=1000000"
+CTRL_C = (os.killpg, 2, ENDINGS[1])  # a terminal tells the workers too
 
 
 def interrupt_fit(tmp_path: Path, *words: str, number: signal.Signals, to: Callable[..., None]) -> tuple[int, str]:
@@ -529,14 +531,11 @@ def interrupt_fit(tmp_path: Path, *words: str, number: signal.Signals, to: Calla
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
-@pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
 @pytest.mark.parametrize(
-    ("to", "workers"),
+    ("to", "workers", "number", "code", "message"),
     [
-        pytest.param(os.kill, 0, marks=pytest.mark.slow),
-        pytest.param(os.kill, 2, marks=pytest.mark.slow),
-        pytest.param(os.killpg, 0, marks=pytest.mark.slow),
-        (os.killpg, 2),
+        pytest.param(to, workers, *ending, marks=() if (to, workers, ending) == CTRL_C else pytest.mark.slow)
+        for to, workers, ending in itertools.product((os.kill, os.killpg), (0, 2), ENDINGS)
     ],
 )
 def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(

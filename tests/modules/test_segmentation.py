@@ -45,8 +45,9 @@ def _trainer(folder: Path, **options: Any) -> L.Trainer:
     return L.Trainer(**(defaults | options))
 
 
-@pytest.mark.parametrize("schedule", ["one_cycle", "cosine", "none"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("schedule", "precision"), [("one_cycle", "32-true"), ("cosine", "bf16-mixed"), ("none", "32-true")]
+)
 def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = SegmentationModule(schedule=schedule)

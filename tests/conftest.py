@@ -3,6 +3,8 @@
 import gc
 import logging
 import os
+import signal
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +16,29 @@ import pytest
 from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME, StoreHeader
 from lit_data.io.store_index import IMAGE_RECORD
 from lit_data.io.store_sources import SourceTable
+
+LONGEST = ("test_all_configs", "test_cli", "test_notebooks", "test_ranks", "test_adaptive_ranks", "test_segmentation")
+
+# Processes that share the cores, and small tensors: more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts these tests in the background lets them ignore Ctrl-C, which some of them send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A whole run is shared by two processes.
+
+    For a file or a test that is named, starting them takes longer; and the tests that need a GPU measure its memory.
+    """
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return 2 if whole and "not gpu" in config.option.markexpr else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files go to processes in this order: the longest first, or one process would end with them alone."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +65,13 @@ def _leave_logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def no_orphans() -> Iterator[None]:
-    """Fails a test that leaves named shared memory behind."""
+    """Fails a test that leaves named shared memory behind; that of tests in the other process goes within seconds."""
     before = _find_orphans()
     yield
-    assert _find_orphans() <= before
+    until_s = time.monotonic() + 5
+    while (left := _find_orphans() - before) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert left == set()
 
 
 @pytest.fixture(scope="session")
@@ -54,12 +82,17 @@ def write_fake_store() -> Callable[[Path, SourceTable, int], None]:
 
 def _find_orphans() -> set[Path]:
     """Named shared memory that no living process maps; other programs of this machine have theirs."""
-    named = list(Path("/dev/shm").iterdir())
-    maps = ""
+    named: dict[str, Path] = {}
+    for path in Path("/dev/shm").iterdir():
+        with suppress(FileNotFoundError):
+            named[str(path.stat().st_ino)] = path
     for path in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            maps += path.read_text()
-    return {path for path in named if str(path) not in maps and path.exists()}
+            # A semaphore is mapped under the name that it had before it got its own, so the inode tells.
+            for line in path.read_text().splitlines():
+                if "/dev/shm/" in line:
+                    named.pop(line.split()[4], None)
+    return {path for path in named.values() if path.exists()}
 
 
 def _write_fake_store(folder: Path, table: SourceTable, count: int) -> None:

@@ -190,13 +190,13 @@ def test_a_hanging_worker_is_named_and_killed_after_the_timeout(
 ) -> None:
     loader = open_loader(Faulty(fault, at), timeout_s=0.4)
     message = rf"^worker \d+ was not ready with {_name_samples(at)} after timeout_s=0.4 s: is the disk"
-    _expect_death(loader, message, within_s=1.4)
+    _expect_death(loader, message, within_s=4)  # torch alone looks every 5 s
 
 
 def test_a_worker_that_hangs_in_a_broken_off_epoch_does_not_hold_up_the_next_for_ever(open_loader: Open) -> None:
     loader = open_loader(Faulty(_sleep), timeout_s=0.4, shuffle=True)
     next(iter(loader))
-    _expect_death(loader, r"was not ready with .* after timeout_s=0.4 s", within_s=2)
+    _expect_death(loader, r"was not ready with .* after timeout_s=0.4 s", within_s=4)
 
 
 @pytest.mark.parametrize("seconds_s", [0.0, 0.3])

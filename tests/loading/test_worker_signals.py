@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from numpy.typing import NDArray
 
@@ -95,27 +94,28 @@ def test_workers_ignore_what_is_sent_to_the_process_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loader", "stopped", "within_s"),
+    ("loader", "stopped"),
     [
-        (0.0, False, 0.5),  # idle
-        (3600.0, False, 0.5),  # asleep in the dataset
-        (0.0, True, 2.0),  # deaf to SIGTERM
-        (3600.0, True, 2.0),
+        (0.0, False),  # idle
+        (3600.0, False),  # asleep in the dataset
+        (0.0, True),  # deaf to SIGTERM
+        (3600.0, True),
     ],
     indirect=["loader"],
 )
-def test_close_ends_workers_whatever_they_do(loader: MicroBatchLoader, stopped: bool, within_s: float) -> None:
+def test_close_ends_workers_whatever_they_do(loader: MicroBatchLoader, stopped: bool) -> None:
     batches = iter(loader)
     next(batches)
-    workers = [psutil.Process(process.pid) for process in multiprocessing.active_children()]
+    workers = multiprocessing.active_children()
     assert len(workers) == 2
     for worker in workers:
         if stopped:
-            worker.send_signal(signal.SIGSTOP)
+            os.kill(worker.pid or 0, signal.SIGSTOP)
     started_s = time.monotonic()
     loader.close()
-    assert time.monotonic() - started_s < within_s
-    assert not any(worker.is_running() for worker in workers)
+    assert time.monotonic() - started_s < 4  # torch alone gives each of them 5 s
+    assert not any(worker.is_alive() for worker in workers)
+    assert [worker.exitcode == -signal.SIGKILL for worker in workers] == [stopped] * 2  # others end when they are told
     assert multiprocessing.active_children() == []
 
 

@@ -23,7 +23,7 @@ LAYERS = {
 OUTSIDE = [
     {"numpy"},
     {"cv2", "tifffile", "PIL", "imagecodecs", "nibabel", "pydicom", "scipy", "psutil", "rich", "yaml"},
-    {"torch"},
+    {"torch", "torchao", "onnxruntime"},
     {"kornia"},
     {"lightning", "torchmetrics", "packaging"},
     {"hydra", "omegaconf", "matplotlib", "yaml"},
@@ -36,7 +36,17 @@ ONLY_HERE = {
     "omegaconf": ["commands"],
     "matplotlib": ["commands", "callbacks"],  # their timelines are drawn in plain scripts too
 }
-INSIDE_FUNCTIONS_ONLY = {"cv2", "tifffile", "PIL", "imagecodecs", "nibabel", "pydicom", "scipy"}
+INSIDE_FUNCTIONS_ONLY = {
+    "cv2",
+    "tifffile",
+    "PIL",
+    "imagecodecs",
+    "nibabel",
+    "pydicom",
+    "scipy",
+    "torchao",
+    "onnxruntime",
+}
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 
 

@@ -13,10 +13,11 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data.commands.compose import compose
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line.split("#")[0].strip() for line in README.splitlines() if "python -m lit_data " in line and "`" not in line
-]
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+LINES = [line for text in (README, *PAGES.values()) for line in text.splitlines()]
+COMMANDS = [line.split("#")[0].strip() for line in LINES if "python -m lit_data " in line and "`" not in line]
 
 _Trainer = L.Trainer
 
@@ -25,8 +26,13 @@ def test_it_stays_short() -> None:
     assert len(README.splitlines()) < 150
 
 
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", "\n".join(LINES)):
+        assert (ROOT / target).is_file(), target
+
+
 def test_every_command_is_found() -> None:
-    assert len(COMMANDS) == 12
+    assert len(COMMANDS) == 27
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "my_conf" not in line])
@@ -38,8 +44,8 @@ def test_commands_compose(line: str, tmp_path: Path) -> None:
 
 
 def test_layouts_of_the_table_compose(tmp_path: Path) -> None:
-    overrides = [text.strip("'") for text in re.findall(r"`('?data\.[^`]*=[^`]*)`", README)]
-    assert len(overrides) >= 5
+    overrides = [text.strip("'") for text in re.findall(r"`('?data\.[^`]*=[^`]*)`", PAGES["stripe"])]
+    assert len(overrides) >= 4
     for text in overrides:
         value = text.replace("<folder>", "folder")
         assert compose("fit", [value, f"paths.run={tmp_path}"]).command == "fit"

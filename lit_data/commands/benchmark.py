@@ -13,6 +13,7 @@ from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.mosaic import run_mosaic
 from lit_data.commands.benchmarks.options import read_options
 from lit_data.commands.benchmarks.overhead import run_overhead
+from lit_data.commands.benchmarks.predict import run_predict
 from lit_data.commands.benchmarks.synthesis import run_synthesis
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,16 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``memory_mib``: most memory that a sample allocates; pages of memory maps belong to the page cache
     - ``points``, ``samples``: occupied voxels found in an epoch, samples in later epochs
 
+    `predict` writes a table with a row for each way to predict images of mixed sizes, from file to array: ``original``
+    one at a time in float32, ``batched`` tiles of all images in batches, ``channels_last`` in the format that
+    convolutions want, ``bf16`` in bfloat16 too; with ``benchmark.compile`` ``compiled``, ``compiled_bf16``, and with
+    int8 convolutions ``static``, ``static_bf16``, for which images are filled up to whole tiles:
+
+    - ``images_per_s``: median; ``ratio_to_original``: by that of ``original``
+    - ``dice_to_fp32``, ``mean_difference``, ``max_difference``: of masks and probabilities to those of ``original``
+    - ``peak_mib``: most memory of tensors while a batch is predicted, for what is not compiled
+    - ``note``: why a way was not measured
+
     Returns:
         Keys ``benchmark/NAME``:
 
@@ -85,6 +96,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
           ``finish_compiled_ms``, the same with compiled augmentation, or ``finish_compiled_note``, why it could not be
           compiled
         - mode `ct`: its columns above under ``WAY_COLUMN``, ``volumes``, and ``points`` of all of them
+        - mode `predict`: its columns above under ``WAY_COLUMN``, each way at its fastest batch size; ``best_way``,
+          ``batch_size`` and ``ratio_to_original`` of the fastest; ``images``
         - mode `mosaic`: its columns above under ``WAY_COLUMN``; with ``benchmark.train`` ``finish_ms``, a planned batch
           until its mosaics are drawn and augmented on the device, ``train_samples_per_s``, ``train_step_ms`` and
           ``train_wait_fraction``, the share of a step that waits for data
@@ -106,6 +119,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         metrics = run_mosaic(cfg, options, device)
     elif options.mode == "ct":
         metrics = run_ct(cfg, options)
+    elif options.mode == "predict":
+        metrics = run_predict(cfg, options, device)
     elif options.mode == "collate":
         metrics = run_collate(cfg, options, device)
     else:

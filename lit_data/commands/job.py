@@ -14,7 +14,7 @@ from typing import cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from lit_data.commands.result import write_summary
+from lit_data.commands.result import PartlyDoneError, write_summary
 from lit_data.commands.targets import allow_packages
 from lit_data.errors import RankMismatchError
 
@@ -36,7 +36,9 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
     logging.getLogger("lightning").handlers.clear()  # its own handler would print every line a second time
     try:
         with allow_packages(packages), _command_line_for_ranks(cfg.command, flags), _leaving_no_ranks():
-            metrics = module.run(cfg)
+            metrics, failure = module.run(cfg), None
+    except PartlyDoneError as error:
+        metrics, failure = error.metrics, error
     except RankMismatchError:
         _let_first_rank_end()
         raise
@@ -44,6 +46,8 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
     if _is_first_rank():
         folder = Path(HydraConfig.get().runtime.output_dir)
         print(write_summary(folder, cfg.command, cfg.name, {**metrics, **measured}), flush=True)
+    if failure:
+        raise failure
 
 
 @contextmanager

@@ -12,8 +12,6 @@ from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
 
-_CANDIDATES = 64
-
 
 def draw_samples(
     datamodule: BaseDataModule, path: Path, *, stage: Stage, count: int = 6, epoch: int = 0
@@ -30,9 +28,10 @@ def draw_samples(
     Returns:
         A planned batch on the host, and which of its samples are shown.
     """
-    planned, batch = _read_samples(datamodule, stage, epoch)
+    view = open_view(datamodule)
+    planned, batch = _read_samples(datamodule, stage, epoch, view.candidates)
     title = f"{stage} samples, epoch {epoch}"
-    return planned, open_view(datamodule).draw_samples(planned, batch, path, title, stage=stage, count=count)
+    return planned, view.draw_samples(planned, batch, path, title, stage=stage, count=count)
 
 
 def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8) -> None:
@@ -45,16 +44,16 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
         count: Samples in the picture.
     """
     stage: Stage = "test" if len(datamodule.dataset("test")) else "val"
-    _, batch = _read_samples(datamodule, stage, 0)
     view = open_view(datamodule)
+    _, batch = _read_samples(datamodule, stage, 0, view.candidates)
     if not view.draw_predictions(model, batch, path, f"predictions on {stage} samples", count=count):
         log.info("no predictions.png: predict_step of %s returns no %s", type(model).__name__, view.predicts)
 
 
-def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int) -> tuple[Batch, Batch]:
-    """Up to 64 samples, spread over the split: planned, and finished."""
+def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int, most: int) -> tuple[Batch, Batch]:
+    """Some samples, spread over the split: planned, and finished."""
     loader = datamodule.make_loader(stage)
     length = loader.order.length
-    positions = np.unique(np.linspace(0, length - 1, min(length, _CANDIDATES)).astype(np.int64))
+    positions = np.unique(np.linspace(0, length - 1, min(length, most)).astype(np.int64))
     planned = datamodule.plan_batch(loader.read(positions, epoch), stage)
     return planned, datamodule.finish_batch(planned, stage)

@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from lit_data.errors import StoreError
+from lit_data.errors import DataError, StoreError
 
 KEYS = (
     "command",
@@ -22,6 +22,19 @@ KEYS = (
 )
 
 Value = str | SupportsFloat | None
+
+
+class PartlyDoneError(DataError):
+    """A command has done what it could; the rest of its data is bad.
+
+    Args:
+        message: What is bad.
+        metrics: What the command measured, for summary.json.
+    """
+
+    def __init__(self, message: str, metrics: Mapping[str, Value]) -> None:
+        super().__init__(message)
+        self.metrics = metrics
 
 
 def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[str, Value]) -> Path:

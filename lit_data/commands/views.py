@@ -2,9 +2,9 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 import lightning as L
 from typing_extensions import override
@@ -12,9 +12,16 @@ from typing_extensions import override
 from lit_data.commands.detection_pictures import draw_augmented_boxes, draw_box_samples, draw_found_boxes
 from lit_data.commands.detection_predict import BoxWriter
 from lit_data.commands.patch_pictures import draw_patch_predictions, draw_patch_samples
-from lit_data.commands.patch_predict import MapWriter
+from lit_data.commands.patch_predict import MapFiles
+from lit_data.commands.predict_images import predict_images, write_table
+from lit_data.commands.predict_options import Predicted, PredictOptions, PredictRun
 from lit_data.commands.previews import draw_augmented
-from lit_data.datamodules import DetectionDataModule, StripeDataModule
+from lit_data.commands.volume_pictures import draw_reconstructions, draw_volume_samples
+from lit_data.commands.volume_predict import VolumeWriter
+from lit_data.commands.watermark_pictures import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
+from lit_data.commands.watermark_predict import MarkFiles
+from lit_data.commands.whole_images import open_stripe_images, open_watermark_images
+from lit_data.datamodules import CTDataModule, DetectionDataModule, StripeDataModule, WatermarkDataModule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.types import Batch, Stage
@@ -22,14 +29,6 @@ from lit_data.types import Batch, Stage
 log = logging.getLogger(__name__)
 
 Data = TypeVar("Data", bound=BaseDataModule)
-
-
-class Writer(Protocol):
-    """What a callback that writes predictions has beside its hooks."""
-
-    def finish(self) -> dict[str, Any]:
-        """End the files; return the numbers for summary.json."""
-        ...
 
 
 class View(Generic[Data]):
@@ -41,6 +40,8 @@ class View(Generic[Data]):
 
     predicts: ClassVar[str]
     """What `predict_step` must return, in words."""
+    candidates: ClassVar[int] = 64
+    """Samples that those of a picture are chosen from."""
 
     def __init__(self, datamodule: Data) -> None:
         self.datamodule = datamodule
@@ -60,8 +61,8 @@ class View(Generic[Data]):
         """Draw samples before and after augmentation, if there is any."""
 
     @abstractmethod
-    def open_writer(self, folder: Path, *, threshold: float, min_area_px: int) -> Writer:
-        """What writes the predictions into a folder."""
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        """Predict all there is, and write what comes of it into the folder of the run."""
 
 
 class PatchView(View[BaseDataModule]):
@@ -84,15 +85,18 @@ class PatchView(View[BaseDataModule]):
         draw_augmented(self.datamodule, planned, path, stage=stage, count=len(shown))
 
     @override
-    def open_writer(self, folder: Path, *, threshold: float, min_area_px: int) -> MapWriter:
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
         if not isinstance(self.datamodule, StripeDataModule):
-            raise ConfigError(f"predict cannot stitch the patches of a {type(self.datamodule).__name__}")
+            raise ConfigError(f"predict cannot read the images of a {type(self.datamodule).__name__}")
+        options.refuse("maps of defects", "clean")
         if self.datamodule.source_files.layout == "single":
             log.warning(
                 "layout=single: target and references are one image, so what is really in it is in all three and not "
                 "found; the maps show false alarms only"
             )
-        return MapWriter(self.datamodule, folder, threshold=threshold, min_area_px=min_area_px)
+        images = open_stripe_images(self.datamodule)
+        files = MapFiles(images, run.folder, options)
+        return predict_images(self.datamodule, model, images, files, run, options)
 
 
 class BoxView(View[DetectionDataModule]):
@@ -115,12 +119,86 @@ class BoxView(View[DetectionDataModule]):
         draw_augmented_boxes(self.datamodule, planned, shown, path, stage=stage)
 
     @override
-    def open_writer(self, folder: Path, *, threshold: float, min_area_px: int) -> BoxWriter:
-        return BoxWriter(self.datamodule, folder, threshold=threshold, min_area_px=min_area_px)
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        options.refuse("images with boxes", "clean", "resume", "quantise", "onnx")
+        writer = BoxWriter(self.datamodule, run.folder, threshold=options.threshold, min_area_px=options.min_area_px)
+        return _predict_batches(self.datamodule, model, run, writer, self.datamodule.bank.skipped)
+
+
+class VolumeView(View[CTDataModule]):
+    """Volumes: central slices, and their occupied voxels seen from outside."""
+
+    predicts = "reconstructions"
+    candidates = 8
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        return draw_volume_samples(self.datamodule, batch, path, title, count=count)
+
+    @override
+    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+        return draw_reconstructions(self.datamodule, model, batch, path, title, count=count)
+
+    @override
+    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+        """Volumes have no augmentation."""
+
+    @override
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        options.refuse("volumes", "clean", "resume", "quantise", "onnx")
+        writer = VolumeWriter(self.datamodule, run.folder, threshold=options.threshold)
+        return _predict_batches(self.datamodule, model, run, writer, self.datamodule.volumes.bank.skipped)
+
+
+class MarkView(PatchView):
+    """Images with the masks of their watermarks."""
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        return draw_mark_samples(batch, path, title, count=count)
+
+    @override
+    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+        return draw_mark_predictions(model, batch, path, title, count=count)
+
+    @override
+    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+        draw_augmented_marks(self.datamodule, planned, shown, path, stage=stage)
+
+    @override
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        images = open_watermark_images(cast(WatermarkDataModule, self.datamodule))
+        files = MarkFiles(images, run.folder, options)
+        return predict_images(self.datamodule, model, images, files, run, options)
 
 
 def open_view(datamodule: BaseDataModule) -> View[Any]:
     """The view of a datamodule, by its class."""
-    if isinstance(datamodule, DetectionDataModule):
-        return BoxView(datamodule)
-    return PatchView(datamodule)
+    return next(
+        (view(datamodule) for kind, view in _VIEWS.items() if isinstance(datamodule, kind)), PatchView(datamodule)
+    )
+
+
+def _predict_batches(
+    datamodule: BaseDataModule,
+    model: L.LightningModule,
+    run: PredictRun,
+    writer: BoxWriter | VolumeWriter,
+    bad: Sequence[tuple[str, str]],
+) -> Predicted:
+    """Predict batch by batch with a Trainer, for what is not cut into tiles."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.make_trainer([writer]).predict(model, datamodule=datamodule, return_predictions=False)
+    write_table(run.folder / "bad.csv", ("image", "reason"), [{"image": path, "reason": why} for path, why in bad])
+    return Predicted({**writer.finish(), "predict/images_bad": len(bad)}, bad)
+
+
+_VIEWS: Final[Mapping[type[BaseDataModule], type[View[Any]]]] = {
+    CTDataModule: VolumeView,
+    DetectionDataModule: BoxView,
+    WatermarkDataModule: MarkView,
+}

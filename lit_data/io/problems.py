@@ -50,20 +50,20 @@ class Problems:
         """All problems, one a line."""
         return "\n".join(self._lines())
 
+    def describe(self, what: str) -> str:
+        """A heading, such as ``"3 of 10 images are bad"``, with the first 100 problems and the number of the rest."""
+        lines = self._lines()
+        more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        return "\n  ".join([f"{what}:", *lines[:SHOWN], *more])
+
     def raise_if_any(self, what: str) -> None:
         """Raise one error for all problems.
 
-        Args:
-            what: The heading, such as ``"3 of 10 images are bad"``.
-
         Raises:
-            DataError: there is a problem; lists the first 100 and counts the rest.
+            DataError: There is a problem, see `describe`.
         """
-        if not self._entries:
-            return
-        lines = self._lines()
-        more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-        raise DataError("\n  ".join([f"{what}:", *lines[:SHOWN], *more]))
+        if self._entries:
+            raise DataError(self.describe(what))
 
     def _lines(self) -> list[str]:
         return [_join(show_path(path), message) for path, message in self._entries]

@@ -117,8 +117,8 @@ def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
     known |= {path for path in FILES if path.parts[0] in ("benchmark", "experiment", "hydra")}
     assert set(FILES) == known
-    assert len(FILES) == 63
-    assert BENCHMARKS == ["callbacks", "collate", "ct", "headroom", "loaders", "mosaic", "synthesis"]
+    assert len(FILES) == 64
+    assert BENCHMARKS == ["callbacks", "collate", "ct", "headroom", "loaders", "mosaic", "predict", "synthesis"]
     experiments = ["bccd", "ct", "ct_100k", "ct_500k", "detection", "phantom", "steel", "stripe", "watermark"]
     assert experiments == EXPERIMENTS
 
@@ -184,7 +184,7 @@ def test_the_gpu_option_runs(run: Run) -> None:
 
 @pytest.mark.parametrize("option", [name for name in BENCHMARKS if name != "ct"])
 def test_every_benchmark_runs(option: str, run: Run) -> None:
-    toy = TOY_BOXES if option == "mosaic" else TOY
+    toy = {"mosaic": TOY_BOXES, "predict": [*TOY_MARKS, "benchmark.images=3"]}.get(option, TOY)
     sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]
     times = ["benchmark.repeats=1", "benchmark.samples_per_row=4", "benchmark.warmup_batches=1"]
     words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
@@ -194,6 +194,7 @@ def test_every_benchmark_runs(option: str, run: Run) -> None:
         "headroom": "headroom_samples_per_s",
         "callbacks": "step_us",
         "mosaic": "worker_us",
+        "predict": "bf16_images_per_s",
         "synthesis": "all_batched_us",
     }
     assert summary[f"benchmark/{named.get(option, 'best_samples_per_s')}"] > 0

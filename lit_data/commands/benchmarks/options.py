@@ -12,11 +12,11 @@ from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
-MODES: Final = ("loaders", "collate", "headroom", "callbacks", "synthesis", "mosaic", "ct")
+MODES: Final = ("loaders", "collate", "headroom", "callbacks", "synthesis", "mosaic", "ct", "predict")
 
 _COUNTS: Final = (
     *("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"),
-    *("volume_side", "subset_points"),
+    *("volume_side", "subset_points", "images", "tile_px"),
 )
 
 
@@ -28,7 +28,7 @@ class BenchmarkOptions:
         mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
             in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost,
             `synthesis` ways to draw defects, `mosaic` ways to make mosaics, `ct` ways to the occupied voxels of
-            volumes.
+            volumes, `predict` ways to predict images.
         methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
@@ -44,14 +44,18 @@ class BenchmarkOptions:
         apply_folder: Configuration folder that it is written to.
         sample_shape: Mode `collate`: shape of a uint8 sample.
         samples_in_memory: Mode `collate`: size of the set.
-        steps: Modes `headroom`, `callbacks` and `mosaic`: training steps of each run.
+        steps: Modes `headroom`, `callbacks` and `mosaic`: training steps of each run; `predict`: before it, without a
+            checkpoint.
         cached_batches: Mode `headroom`: batches that are replayed.
-        compile: Mode `synthesis`: measure augmentation compiled by torch.compile too, which needs a C++ compiler.
+        compile: Modes `synthesis` and `predict`: measure augmentation or the net compiled by torch.compile too, and the
+            net with int8 convolutions, which need a C++ compiler.
         train: Mode `mosaic`: finish batches on the device and train, too; `auto` where that is a CUDA device.
         volumes: Mode `ct`: how many volumes are made; None measures the experiment's.
         volume_side: Mode `ct`: voxels of a made volume along each axis.
         occupied_share: Mode `ct`: share of its voxels that are occupied.
         subset_points: Mode `ct`: points of the row that draws some.
+        images: Mode `predict`: how many.
+        tile_px: Mode `predict`: size of the tiles.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -81,6 +85,8 @@ class BenchmarkOptions:
     volume_side: int
     occupied_share: float
     subset_points: int
+    images: int
+    tile_px: int
 
     def __post_init__(self) -> None:
         """Check every range."""

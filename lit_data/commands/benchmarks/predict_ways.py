@@ -1,0 +1,154 @@
+"""The ways to predict images that mode ``predict`` compares."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.predict_nets import Weights, make_net
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError
+from lit_data.inference import TiledPredictor
+from lit_data.inference.forward import check_compiler
+from lit_data.inference.quantise_net import quantise
+from lit_data.inference.sources import Image
+from lit_data.io.readers import read_image
+
+NAMES: Final = {
+    "original": "original: one image at a time, float32",
+    "batched": "batches of tiles, float32",
+    "channels_last": "the same, channels last",
+    "bf16": "the same, bfloat16",
+    "compiled": "channels last, compiled",
+    "compiled_bf16": "channels last, compiled, bfloat16",
+    "static": "int8 convolutions, float32",
+    "static_bf16": "int8 convolutions, bfloat16",
+}
+COMPILED: Final = ("compiled", "compiled_bf16", "static", "static_bf16")
+_CALIBRATION: Final = 32  # images
+_READERS: Final = 2  # threads
+
+Predict = Callable[[Sequence[Path]], Iterator[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One line of the table.
+
+    Attributes:
+        kind: One of `NAMES`.
+        batch_size: Tiles at once.
+        predict: From files to [1, H, W] float32 on the CPU, in their order.
+        note: Why it is not measured.
+    """
+
+    kind: str
+    batch_size: int
+    predict: Predict
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """It alone has it."""
+        return f"{self.kind}, batch {self.batch_size}"
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the tensors within it cannot be counted."""
+        return self.kind in COMPILED
+
+    def run(self, paths: Sequence[Path]) -> None:
+        """Predict files, and keep nothing."""
+        for _ in self.predict(paths):
+            pass
+
+
+def list_ways(
+    cfg: DictConfig,
+    datamodule: BaseDataModule,
+    weights: Weights,
+    paths: Sequence[Path],
+    options: BenchmarkOptions,
+    device: torch.device,
+) -> list[Way]:
+    """The original way, and the others at each batch size; what is compiled only if that is wanted.
+
+    Args:
+        cfg: With the model.
+        datamodule: Whose format it wants.
+        weights: Of the model.
+        paths: The images, of which some calibrate.
+        options: Batch sizes, size of a tile, whether to compile.
+        device: Where to predict.
+    """
+    channels = len(read_image(paths[0]))
+    make = partial(make_net, cfg, datamodule, weights, channels)  # a net each, as predictors change how it is stored
+    ways = [Way("original", 1, partial(_predict_one_by_one, make().to(device)))]
+    ways += [
+        Way(kind, size, partial(_predict_tiles, _open(kind, make(), size, options.tile_px, device)))
+        for kind in ("batched", "channels_last", "bf16")
+        for size in options.batch_sizes
+    ]
+    if options.compile:
+        ways += [_make_compiled(kind, make(), paths, options, device) for kind in COMPILED]
+    return ways
+
+
+def _make_compiled(
+    kind: str, net: nn.Module, paths: Sequence[Path], options: BenchmarkOptions, device: torch.device
+) -> Way:
+    """A way whose net is compiled, at the first batch size alone, as that takes a minute; or why there is none."""
+    size = options.batch_sizes[0]
+    try:
+        check_compiler(device)
+        if kind.startswith("static"):
+            tiles = [_cut_tile(path, options.tile_px) for path in paths[:_CALIBRATION]]
+            net = quantise(net, mode="static", calibration=tiles)
+        return Way(kind, size, partial(_predict_tiles, _open(kind, net, size, options.tile_px, device)))
+    except ConfigError as error:
+        return Way(kind, size, partial(_predict_one_by_one, net), note=str(error))
+
+
+def _open(kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device) -> TiledPredictor:
+    return TiledPredictor(
+        net,
+        tile_px=tile_px,
+        overlap_px=tile_px // 4,
+        batch_size=batch_size,
+        precision="bf16" if kind.endswith("bf16") else "fp32",
+        channels_last=kind != "batched",
+        compile=kind.startswith("compiled"),
+        round_px=tile_px if kind in COMPILED else None,
+        readers=_READERS,
+        device=device,
+    )
+
+
+def _predict_one_by_one(net: nn.Module, paths: Sequence[Path]) -> Iterator[Tensor]:
+    """As people do it: load, to a tensor, forward, to NumPy."""
+    device = next(net.parameters()).device
+    for path in paths:
+        with torch.no_grad():
+            image = torch.from_numpy(read_image(path)).float().div(255)[None].to(device)
+            values = net(image)[0].cpu().numpy()
+        yield torch.from_numpy(values)
+
+
+def _predict_tiles(predictor: TiledPredictor, paths: Sequence[Path]) -> Iterator[Tensor]:
+    images: list[Image] = [partial(read_image, path) for path in paths]
+    return (values for _, values in predictor.predict(images))
+
+
+def _cut_tile(path: Path, tile_px: int) -> Tensor:
+    """[1, C, h, w] float32 in 0..1, filled up by mirroring."""
+    image: Any = torch.from_numpy(read_image(path))[:, :tile_px, :tile_px].float().div(255)
+    while image.shape[1] < tile_px or image.shape[2] < tile_px:
+        missing = [min(tile_px - length, length - 1) for length in image.shape[1:]]
+        image = nn.functional.pad(image[None], (0, missing[1], 0, missing[0]), mode="reflect")[0]
+    return image[None]  # type: ignore[no-any-return]

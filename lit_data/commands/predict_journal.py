@@ -1,0 +1,137 @@
+"""What a run of ``predict`` has done so far, so that another one can go on where it was interrupted."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lit_data.commands.predict_files import PART
+from lit_data.commands.result import write_json
+from lit_data.errors import ConfigError, StoreError
+from lit_data.io.problems import show_path
+
+FINGERPRINT: Final = "fingerprint.json"
+JOURNAL: Final = "images.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One image that is done.
+
+    Attributes:
+        image: Its name.
+        stamp: Size and time of its file.
+        files: For each file written for it, below the folder, its length.
+        rows: Of the table.
+        score: How sure the model is of what it found, for the choice of pictures.
+    """
+
+    image: str
+    stamp: Sequence[int]
+    files: Mapping[str, int]
+    rows: Sequence[Mapping[str, Any]]
+    score: float
+
+
+class Journal:
+    """Images that are done, one line each in ``images.jsonl``, written when their files are complete.
+
+    Which weights and options made them stands in ``fingerprint.json``. A line that was cut short does not count.
+
+    Args:
+        folder: Of the predictions; it is made.
+        identity: What decides the predictions, as plain data.
+        resume: Keep what is done; otherwise begin anew.
+
+    Raises:
+        ConfigError: What is done was made by other weights or options.
+        StoreError: The folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
+        self._folder, self._path = folder, folder / JOURNAL
+        self._entries: dict[str, Entry] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in [path for path in folder.rglob(f".*{PART}") if path.is_file()]:
+                part.unlink(missing_ok=True)  # of the run that was interrupted
+            if resume and (folder / FINGERPRINT).exists():
+                _check_identity(folder / FINGERPRINT, identity)
+                self._read()
+            else:
+                self._path.unlink(missing_ok=True)
+                write_json(folder / FINGERPRINT, identity)
+        except OSError as error:
+            raise StoreError(f"cannot write into {show_path(folder)}: {error.strerror}. Set predict.folder.") from error
+
+    def holds(self, image: str, stamp: Sequence[int]) -> bool:
+        """Whether an image is done, its source as it was then and its files as they were left."""
+        entry = self._entries.get(image)
+        return entry is not None and list(entry.stamp) == list(stamp) and all(map(self._is_whole, entry.files.items()))
+
+    def add(self, entry: Entry) -> None:
+        """Note an image whose files are complete."""
+        line = json.dumps(asdict(entry)).encode() + b"\n"
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                file.write(line)
+        except OSError as error:
+            raise StoreError(f"cannot write {show_path(self._path)}: {error.strerror}. Free the disk.") from error
+        self._entries[entry.image] = entry
+
+    def entries(self, images: Sequence[str]) -> list[Entry]:
+        """Those of some images that are done, in their order."""
+        return [self._entries[image] for image in images if image in self._entries]
+
+    def drop(self, image: str) -> None:
+        """Forget an image that is to be done again."""
+        self._entries.pop(image, None)
+
+    def measure(self, files: Sequence[Path]) -> dict[str, int]:
+        """The lengths of files that were just written, by their names below the folder."""
+        return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
+
+    def _read(self) -> None:
+        with suppress(FileNotFoundError):
+            content = self._path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(self._path, whole)
+            for line in content[:whole].splitlines():
+                try:
+                    entry = Entry(**json.loads(line))
+                except (ValueError, TypeError) as error:
+                    raise StoreError(
+                        f"{show_path(self._path)} is damaged: remove it, or begin anew with predict.resume=false"
+                    ) from error
+                self._entries[entry.image] = entry
+
+    def _is_whole(self, file: tuple[str, int]) -> bool:
+        with suppress(OSError):
+            return (self._folder / file[0]).stat().st_size == file[1]
+        return False
+
+
+def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
+    try:
+        before, now = (dict(_flatten(part)) for part in (json.loads(path.read_bytes()), identity))
+    except ValueError as error:
+        raise StoreError(f"{show_path(path)} is damaged: begin anew with predict.resume=false") from error
+    differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if differing:
+        changes = [f"{key}: {before.get(key)!r}, now {now.get(key)!r}" for key in differing]
+        raise ConfigError(
+            f"{show_path(path.parent)} holds predictions of another run: choose another predict.folder, or begin anew "
+            "with predict.resume=false\n  " + "\n  ".join(changes)
+        )
+
+
+def _flatten(node: object, key: str = "") -> list[tuple[str, object]]:
+    if isinstance(node, Mapping):
+        return [pair for name, value in node.items() for pair in _flatten(value, f"{key}.{name}" if key else str(name))]
+    if isinstance(node, list | tuple):
+        return [(key, json.dumps(node))]
+    return [(key, node)]

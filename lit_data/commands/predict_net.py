@@ -1,0 +1,180 @@
+"""From the module of a run to a net that tells the probability of every pixel of a tile, and its predictor."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.commands.predict_options import PredictOptions
+from lit_data.commands.whole_images import WholeImages
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.batch_format import BatchFormat, format_batch
+from lit_data.errors import ConfigError
+from lit_data.inference import TiledPredictor, measure_reach_px
+from lit_data.inference.forward import Forward, ForwardOptions
+from lit_data.inference.runner import try_twice
+
+log = logging.getLogger(__name__)
+
+_MEASURED_PX: Final = 256  # of the tile by which it is measured how far a net sees
+_FEW_SIZES: Final = 4
+
+
+class ProbabilityNet(nn.Module):
+    """Asks a module for the probability of each pixel.
+
+    The module gets a batch as its datamodule makes it: in its `batch_format`, and through its own
+    ``on_after_batch_transfer``. A tile is no patch of the grid, so ``index``, ``image_index`` and ``position`` are -1.
+    No Trainer runs, so no other hook of the module does.
+
+    Args:
+        model: Its `predict_step` returns a dict with ``probability`` [B, 1, H, W] in 0..1.
+        channels: For each channel that the module gets the one of the tile.
+        batch_format: See `BaseDataModule`.
+        channel_names: Names of channels that the format may pick.
+    """
+
+    def __init__(
+        self,
+        model: L.LightningModule,
+        channels: tuple[int, ...],
+        batch_format: BatchFormat = "dict",
+        channel_names: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._channels, self._format, self._names = channels, batch_format, channel_names or {}
+
+    @override
+    def forward(self, tiles: Tensor) -> Tensor:
+        """Probability of each pixel.
+
+        Args:
+            tiles: [B, C, h, w] float32 in 0..1, channels as they are stored.
+
+        Returns:
+            [B, 1, h, w] in 0..1.
+
+        Raises:
+            ConfigError: The module returns something else.
+        """
+        found = self.model.predict_step(self._make_batch(tiles), 0)
+        probability = found.get("probability") if isinstance(found, dict) else None
+        if not isinstance(probability, Tensor) or probability.shape != (tiles.shape[0], 1, *tiles.shape[2:]):
+            raise ConfigError(
+                f"predict_step of {type(self.model).__name__} must return a dict with probability [B, 1, H, W], here "
+                f"{[len(tiles), 1, *tiles.shape[2:]]}; it returned {_describe(found)}"
+            )
+        return probability
+
+    def _make_batch(self, tiles: Tensor) -> Any:  # noqa: ANN401 - the user's format
+        if self._channels != tuple(range(tiles.shape[1])):
+            tiles = tiles[:, list(self._channels)]
+        # Not len(tiles), which would tie what is traced to one size of batches.
+        unknown = torch.full((tiles.shape[0],), -1, dtype=torch.int64, device=tiles.device)
+        places = {"index": unknown, "image_index": unknown, "position": unknown[:, None].expand(-1, 2)}
+        batch = {"image": tiles, **places, "epoch": torch.zeros_like(unknown)}
+        return self.model.on_after_batch_transfer(format_batch(batch, self._format, self._names), 0)
+
+
+def prepare_net(
+    model: L.LightningModule, datamodule: BaseDataModule, images: WholeImages, device: torch.device
+) -> nn.Module:
+    """The net that predicts: from tiles [B, C, h, w] float32 in 0..1 to probability [B, 1, h, w].
+
+    Args:
+        model: With its weights.
+        datamodule: Whose format the model wants.
+        images: What is predicted.
+        device: Where.
+    """
+    model.to(device)  # by itself, for else it would not know its device
+    return ProbabilityNet(model, images.channels, datamodule.batch_format, datamodule.channel_names)
+
+
+def choose_overlap_px(net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device) -> int:
+    """`predict.overlap_px`; by default the net's receptive field, or a quarter of a tile if half does not hold that.
+
+    Raises:
+        ConfigError: The net gives no probability.
+        BatchMemoryError: A single tile does not fit into memory.
+    """
+    if options.overlap_px is not None:
+        return options.overlap_px
+    sides, multiple = options.tile_sides_px, options.multiple_px
+    if not images.exceed(sides):
+        return 0  # there are no seams
+    shape = min(_MEASURED_PX, sides[0]), min(_MEASURED_PX, sides[1])
+    call = Forward(net, device, ForwardOptions()).call_plain
+    channels = images.tile_channels
+    reach = try_twice(
+        lambda: measure_reach_px(call, channels, shape, multiple_px=multiple),
+        f"a single tile of {channels}x{shape[0]}x{shape[1]}",
+        device,
+    )
+    if reach is None or 2 * reach > min(sides) // 2:
+        log.warning(
+            "the net sees farther than a quarter of a tile (%d px), so seams may differ from what it says of the "
+            "whole image: set predict.tile_px and predict.overlap_px, or predict.blend=gaussian",
+            min(sides),
+        )
+        return min(sides) // 4
+    log.info("tiles of %d x %d px share %d px, as the net sees %d px to each side", *sides, 2 * reach, reach)
+    return 2 * reach
+
+
+def open_predictor(
+    net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device, *, overlap_px: int
+) -> TiledPredictor:
+    """The predictor of some images, with what the options leave open.
+
+    Args:
+        net: From `prepare_net`, converted or not.
+        images: What is predicted.
+        options: How.
+        device: Where.
+        overlap_px: From `choose_overlap_px`.
+
+    Raises:
+        ConfigError: The options do not fit each other, or the net gives no probability.
+    """
+    on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
+    batch_size = options.batch_size or _choose_batch_size(options, on_cpu=on_cpu)
+    few = images.count_sizes() <= _FEW_SIZES
+    # Compiled for tiles of one size, to which smaller ones are filled up in any case.
+    round_px = max(options.tile_sides_px) if options.quantise == "static" else options.round_px
+    return TiledPredictor(
+        net,
+        tile_px=options.tile_sides_px,
+        overlap_px=overlap_px,
+        blend=options.blend,
+        margin_px=options.margin_px,
+        multiple_px=options.multiple_px,
+        round_px=1 if round_px is None and few else round_px,
+        batch_size=batch_size,
+        min_batch_size=options.min_batch_size,
+        max_batch_size=options.max_batch_size,
+        memory_limit_bytes=options.memory_limit_bytes,
+        precision=options.precision,
+        channels_last=(on_cpu or is_half) if options.channels_last is None else options.channels_last,
+        compile=options.compile,
+        augment=options.augment,
+        value_range=images.value_range,
+        readers=options.readers,
+        device=device,
+    )
+
+
+def _choose_batch_size(options: PredictOptions, *, on_cpu: bool) -> int:
+    size = max(4 if on_cpu else 16, options.min_batch_size)
+    return size if options.max_batch_size is None else min(size, options.max_batch_size)
+
+
+def _describe(found: object) -> str:
+    if isinstance(found, dict):
+        return f"a dict with {', '.join(f'{key} {_describe(value)}' for key, value in found.items()) or 'nothing'}"
+    return f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

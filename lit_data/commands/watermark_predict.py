@@ -1,0 +1,170 @@
+"""``predict`` for watermarks: the mask of every image, the mask over the image, and the image without the mark."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.commands.figures import new_axes, save_figure
+from lit_data.commands.predict_files import ProbabilityMap, slabs, write_png
+from lit_data.commands.predict_images import Written, write_table
+from lit_data.commands.predict_journal import Entry
+from lit_data.commands.predict_options import PredictOptions
+from lit_data.commands.whole_images import WholeImages
+from lit_data.io.readers import read_image
+from lit_data.types import Array
+
+log = logging.getLogger(__name__)
+
+COLUMNS: Final = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
+_SHOWN: Final = 5
+_TINT: Final = np.array([255, 59, 48], np.float32)
+_OPACITY: Final = 0.6  # of the tint where the model is sure
+_GROW_PX: Final = 2  # to each side: the soft edge of a letter belongs to it
+_INPAINT_PX: Final = 3  # radius of the pixels that a painted one is made of
+_CONTEXT_PX: Final = 64  # rows above and below a part that its painting sees
+_CELL_INCHES: Final = 3.2
+_DRAWN_PX: Final = 600  # longest side in predictions.png
+
+
+class MarkFiles:
+    """Writes ``masks/<image>.png`` (8 bit, 255 is probability 1) and ``overlays/<image>.png`` (the mask tinted red).
+
+    With `clean` there is ``cleaned/<image>.png`` too: what is marked, grown by 2 px, painted over from its border
+    inwards (Telea, "An image inpainting technique based on the fast marching method", 2004; OpenCV). That is a preview:
+    it knows nothing of what is under a mark.
+
+    At the end come ``marks.csv`` and ``predictions.png``, with the images of the surest marks, but for those
+    of more than `large_px`.
+
+    Args:
+        images: What is predicted.
+        folder: Where to write.
+        options: Threshold, and whether to clean.
+    """
+
+    def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
+        self._images, self._folder, self._options = images, folder, options
+        self._kinds = ("masks", "overlays", "cleaned") if options.clean else ("masks", "overlays")
+
+    def write(self, number: int, probability: ProbabilityMap, seconds: float) -> Written:
+        """Write the pictures of an image, part by part."""
+        name, shape, pixels = self._images.names[number], probability.shape, self._images.bank[number]
+        threshold, parts = self._options.threshold, list(slabs(shape))
+        paths = [self._path(kind, name) for kind in self._kinds]
+        write_png(paths[0], shape, (probability.encode(part, np.uint8) for part in parts))
+        write_png(paths[1], shape, (tint(pixels[:, part], probability.rows(part), threshold) for part in parts))
+        if self._options.clean:
+            write_png(paths[2], shape, paint_over(pixels, probability, threshold))
+        marked, total = _measure(probability, parts, threshold)
+        score = total / marked if marked else 0.0
+        row = {
+            "marked_share": round(marked / (shape[0] * shape[1]), 6),
+            "mean_score": round(score, 4),
+            "height_px": shape[0],
+            "width_px": shape[1],
+            "seconds": round(seconds, 4),
+        }
+        return Written(paths, [row], score)
+
+    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Write the table and the picture.
+
+        Returns:
+            The numbers for summary.json.
+        """
+        path, rows = self._folder / "marks.csv", [{"image": entry.image, **entry.rows[0]} for entry in entries]
+        write_table(path, COLUMNS, rows)
+        log.info("marks: %s", path)
+        small = [e for e in entries if e.rows[0]["height_px"] * e.rows[0]["width_px"] <= self._options.large_px]
+        self._draw(sorted(small, key=lambda entry: -entry.score)[:_SHOWN])
+        shares = [row["marked_share"] for row in rows]
+        return {
+            "predict/images": len(entries),
+            "predict/images_with_marks": sum(share > 0 for share in shares),
+            "predict/marked_share": float(np.mean(shares)) if shares else None,
+        }
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self._folder / kind / f"{name}.png"
+
+    def _draw(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        numbers = {name: number for number, name in enumerate(self._images.names)}
+        titles = ("image", *(kind.removesuffix("s") for kind in self._kinds))
+        tallest = max(entry.rows[0]["height_px"] / entry.rows[0]["width_px"] for entry in entries)
+        row_inches = _CELL_INCHES * min(tallest, 1.4) + 0.2
+        figure, axes = new_axes(
+            len(entries), len(titles), row_inches * len(entries) + 0.7, width_inches=_CELL_INCHES * len(titles)
+        )
+        for title, cell in zip(titles, axes[0], strict=True):
+            cell.set_title(title, fontsize=10)
+        for entry, cells in zip(entries, axes, strict=True):
+            pictures = [read_image(self._path(kind, entry.image)) for kind in self._kinds]
+            for picture, cell in zip((self._images.bank[numbers[entry.image]], *pictures), cells, strict=True):
+                cell.imshow(_shrink(picture), cmap="gray", vmin=0, vmax=255)
+            share, score = entry.rows[0]["marked_share"], entry.rows[0]["mean_score"]
+            cells[0].set_ylabel(f"{entry.image[-28:]}\n{share:.2%} marked, score {score:.2f}", fontsize=8)
+        save_figure(figure, self._folder / "predictions.png", "images with the surest marks", ())
+
+
+def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> NDArray[np.uint8]:
+    """An image with what is marked in red, the surer the redder.
+
+    Args:
+        pixels: [3, H, W] uint8.
+        probability: [H, W] float32 in 0..1.
+        threshold: Least probability of a marked pixel.
+
+    Returns:
+        [H, W, 3] uint8.
+    """
+    shown = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+    marked = probability >= threshold
+    weight = (_OPACITY * probability[marked])[:, None]
+    shown[marked] = np.rint(shown[marked] * (1 - weight) + _TINT * weight).astype(np.uint8)
+    return shown
+
+
+def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> Iterator[NDArray[np.uint8]]:
+    """An image with what is marked painted over, in parts that each see some rows of their neighbours.
+
+    Args:
+        pixels: [3, H, W] uint8.
+        probability: Of each pixel.
+        threshold: Least probability of a marked pixel.
+
+    Yields:
+        [h, W, 3] uint8, from the top.
+    """
+    import cv2
+
+    kernel = np.ones((2 * _GROW_PX + 1,) * 2, np.uint8)
+    for part in slabs(probability.shape):
+        seen = slice(max(part.start - _CONTEXT_PX, 0), min(part.stop + _CONTEXT_PX, probability.shape[0]))
+        marked = cv2.dilate((probability.rows(seen) >= threshold).astype(np.uint8), kernel)
+        shown = np.ascontiguousarray(np.moveaxis(pixels[:, seen], 0, -1))
+        if marked.any():
+            shown = cv2.inpaint(shown, marked, _INPAINT_PX, cv2.INPAINT_TELEA)
+        yield shown[part.start - seen.start : part.stop - seen.start]
+
+
+def _measure(probability: ProbabilityMap, parts: Sequence[slice], threshold: float) -> tuple[int, float]:
+    """How many pixels are marked, and the sum of their probability."""
+    marked, total = 0, 0.0
+    for part in parts:
+        rows = probability.rows(part)
+        sure = rows[rows >= threshold]
+        marked, total = marked + sure.size, total + float(sure.sum(dtype=np.float64))
+    return marked, total
+
+
+def _shrink(picture: Array) -> Array:
+    """[C, H, W] as [h, w, C] or [h, w], for a cell."""
+    step = -(-max(picture.shape[1:]) // _DRAWN_PX)
+    small = np.moveaxis(picture[:, ::step, ::step], 0, -1)
+    return small[..., 0] if small.shape[2] == 1 else small

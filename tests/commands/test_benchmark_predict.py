@@ -1,0 +1,132 @@
+"""`benchmark +benchmark=predict`: the ways give the same values, and what is measured of them is written."""
+
+import csv
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_data.cli import main
+from lit_data.commands.benchmarks import predict_ways
+from lit_data.commands.benchmarks.options import read_options
+from lit_data.commands.benchmarks.predict import COLUMNS, collect_metrics
+from lit_data.commands.benchmarks.predict_images import write_images
+from lit_data.commands.benchmarks.predict_ways import NAMES
+from lit_data.commands.compose import compose
+from lit_data.commands.session import build_datamodule
+from lit_data.errors import ConfigError
+from lit_data.io.readers import read_image
+
+TOY = [
+    "+benchmark=predict",
+    "trainer=cpu",
+    "data.samples={count: 6, size_px: [96, 96]}",
+    "data.patch_px=48",
+    "data.progressive=[[0,32]]",
+    "data.loader.batch_size=2",
+    "data.loader.num_workers=0",
+    "model.net.width=2",
+    "model.net.depth=1",
+    "benchmark.images=5",
+    "benchmark.tile_px=48",
+    "benchmark.batch_sizes=[2,3]",
+    "benchmark.repeats=1",
+    "benchmark.steps=2",
+    "benchmark.device=cpu",
+]
+EAGER = ("batched", "channels_last", "bf16")
+
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def run(tmp_path: Path, cache: Path, *words: str) -> tuple[list[dict[str, str]], dict[str, float]]:
+    assert main(["benchmark", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
+    (path,) = (tmp_path / "runs").rglob("summary.json")
+    with path.with_name("benchmark.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert not list(path.parent.glob("images-*")), "they are removed"
+    return lines, {key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()}
+
+
+def test_each_way_is_measured_and_written(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(device: torch.device) -> None:
+        raise ConfigError("there is no compiler")
+
+    monkeypatch.setattr(predict_ways, "check_compiler", refuse)
+    lines, metrics = run(tmp_path, cache, "benchmark.compile=true")
+    assert tuple(lines[0]) == COLUMNS
+    rows = [(line["way"], line["batch_size"]) for line in lines]
+    assert rows[:7] == [("original", "1"), *((way, size) for way in EAGER for size in ("2", "3"))]
+    assert [way for way, _ in rows[7:]] == ["compiled", "compiled_bf16", "static", "static_bf16"]
+    assert all(line["note"] == "there is no compiler" and not line["images_per_s"] for line in lines[7:])
+    assert "static_images_per_s" not in metrics
+    assert f"{NAMES['static']}: there is no compiler" in capsys.readouterr().out
+    for line in lines[1:7]:
+        most = 0.03 if line["way"] == "bf16" else 0.01  # short sides are mirrored, so borders differ
+        assert 0 <= float(line["mean_difference"]) <= float(line["max_difference"]) < most * 5
+        assert float(line["ratio_to_original"]) == pytest.approx(
+            float(line["images_per_s"]) / float(lines[0]["images_per_s"]), rel=1e-4
+        )
+        assert float(line["peak_mib"]) > 0
+    assert (metrics["images"], metrics["original_max_difference"]) == (5, 0)
+    best = max(EAGER, key=lambda way: metrics[f"{way}_images_per_s"])
+    assert metrics["best_way"] == best
+    assert metrics["ratio_to_original"] == metrics[f"{best}_ratio_to_original"]
+
+
+@pytest.mark.slow  # compiling takes minutes
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install 'lit_data[quantise]'")
+def test_compiled_ways_are_measured(tmp_path: Path, cache: Path) -> None:
+    lines, _ = run(tmp_path, cache, "benchmark.compile=true", "benchmark.batch_sizes=[2]")
+    for line in lines[4:]:
+        assert line["note"] or float(line["max_difference"]) < 0.1
+    torch._dynamo.reset()
+
+
+def test_images_are_cut_to_mixed_sizes_and_the_same_each_time(tmp_path: Path, cache: Path) -> None:
+    cfg = compose("benchmark", [*TOY, f"paths.cache={cache}", f"paths.run={tmp_path}"])
+    datamodule = build_datamodule(cfg)
+    datamodule.setup("fit")
+    (tmp_path / "again").mkdir()
+    first, again = (write_images(datamodule, folder, 7) for folder in (tmp_path, tmp_path / "again"))
+    shapes = [read_image(path).shape for path in first]
+    assert len(set(shapes)) > 3
+    assert all(channels == 3 and min(size) >= 14 and max(size) <= 48 for channels, *size in shapes)
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+def test_the_fastest_line_of_each_way_is_summarised() -> None:
+    blank = dict.fromkeys(COLUMNS, math.nan) | {"note": ""}
+    speeds = [("original", 1, 10.0), ("bf16", 2, 25.0), ("bf16", 8, 20.0), ("batched", 8, 12.0)]
+    lines = [
+        blank | {"way": way, "batch_size": size, "images_per_s": speed, "ratio_to_original": speed / 10}
+        for way, size, speed in speeds
+    ]
+    metrics = collect_metrics([*lines, blank | {"way": "static", "batch_size": 2, "note": "no compiler"}])
+    assert metrics["benchmark/bf16_batch_size"] == 2
+    assert (metrics["benchmark/best_way"], metrics["benchmark/batch_size"]) == ("bf16", 2)
+    assert metrics["benchmark/ratio_to_original"] == 2.5
+    assert "benchmark/static_images_per_s" not in metrics
+    assert "benchmark/bf16_peak_mib" not in metrics
+
+
+@pytest.mark.parametrize("word", ["benchmark.images=0", "benchmark.tile_px=x"])
+def test_wrong_counts_are_refused(word: str, tmp_path: Path) -> None:
+    name, _, value = word.partition("=")
+    cfg = compose("benchmark", [*TOY, f"paths.run={tmp_path}", word])
+    with pytest.raises(ConfigError, match=rf"^{name}='?{value}'? is not usable: only whole numbers of at least 1 are$"):
+        read_options(cfg.benchmark)

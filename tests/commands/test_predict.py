@@ -1,0 +1,75 @@
+"""``predict`` as it is typed: exit codes, the summary, folders, and going on where a run was interrupted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from lit_data.cli import main
+from lit_data.commands import watermark_predict
+from lit_data.modules import SegmentationModule, UNet
+
+WORDS = ["predict", "experiment=watermark", "trainer=cpu", "model.net.width=2", "model.net.depth=1"]
+QUICK = ["trainer.enable_progress_bar=false", "predict.tile_px=64", "predict.readers=1"]
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watermark_predict, "_SHOWN", 1)  # drawing takes longer than all else
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    rng = np.random.default_rng(0)
+    for name in ("a/1.png", "b/1.png", "c.png"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(tmp_path / "set" / name), rng.integers(0, 256, (40, 40, 3), dtype=np.uint8))
+    torch.manual_seed(0)
+    model = SegmentationModule(UNet(width=2, depth=1), false_alarms_per_patch=None, baseline=False)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "model.ckpt")
+    places = [f"data.root={tmp_path}/set", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+    return [*WORDS, *QUICK, *places, f"ckpt={tmp_path}/model.ckpt"]
+
+
+def _summarise(printed: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(printed.splitlines()[-1]).read_text())
+    return found
+
+
+def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = (tmp_path / "set" / "c.png").read_bytes()[:500]
+    (tmp_path / "set" / "b" / "cut.png").write_bytes(cut)
+    assert main([*words, f"predict.folder={tmp_path}/out"]) == 3
+    printed = capsys.readouterr()
+    assert "1 inputs are bad and have no prediction, all others are predicted in" in printed.err
+    assert "b/cut.png: truncated PNG" in printed.err
+    summary = _summarise(printed.out)
+    assert (summary["predict/images"], summary["predict/images_bad"]) == (3, 1)
+    assert summary["seconds"] > 0
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png")}
+    images = ("a/1.png", "b/1.png", "c.png")
+    assert names == {f"{kind}/{name}.png" for kind in ("masks", "overlays") for name in images} | {"predictions.png"}
+    assert main([*words, f"predict.folder={tmp_path}/none", "predict.on_bad=error"]) == 3
+    assert "1 of 4 images are bad" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_one_image_is_enough_and_a_run_goes_on(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [*words, f"hydra.run.dir={tmp_path}/run", "predict.resume=true"]
+    assert main([*run, "data.patterns=[c.png]"]) == 0
+    assert _summarise(capsys.readouterr().out)["predict/images"] == 1
+    log = tmp_path / "run" / "predict.log"
+    assert f"there is nothing to go on with in {tmp_path}/run, so everything is predicted" in log.read_text()
+    assert main([*run, "data.split_seed=3", "data.loader.batch_size=2", "predict.batch_size=1"]) == 0
+    summary = _summarise(capsys.readouterr().out)
+    assert (summary["predict/images"], summary["predict/images_kept"]) == (3, 1)
+    assert main([*run, "data.read.exif=apply"]) == 2
+    assert "\n  data.read.exif: 'ignore', now 'apply'" in capsys.readouterr().err

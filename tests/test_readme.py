@@ -26,9 +26,10 @@ def test_it_stays_short() -> None:
     assert len(README.splitlines()) < 150
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\((?!http)([^)]+)\)", "\n".join(LINES)):
-        assert (ROOT / target).is_file(), target
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in PAGES)])
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        assert ((ROOT / page).parent / target).is_file(), target
 
 
 def test_every_command_is_found() -> None:

@@ -43,6 +43,7 @@ pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's compiler, about torch
 ]
 
 

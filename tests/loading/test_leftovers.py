@@ -54,10 +54,14 @@ _PROGRAM = """
 
 
 @pytest.fixture
-def folder(tmp_path: Path, no_orphans: None) -> Iterator[Path]:
-    """Where the program may leave temporary files, and must not; it lies beside."""
-    (tmp_path / "program.py").write_text(textwrap.dedent(_PROGRAM))
-    folder = tmp_path / "temporary"
+def folder(tmp_path_factory: pytest.TempPathFactory, no_orphans: None) -> Iterator[Path]:
+    """Where the program may leave temporary files, and must not; it lies beside.
+
+    Short names: the socket of a fork server has a path of 108 characters at most.
+    """
+    parent = tmp_path_factory.mktemp("t")
+    (parent / "program.py").write_text(textwrap.dedent(_PROGRAM))
+    folder = parent / "t"
     folder.mkdir()
     yield folder
     # A fork server's socket: Python's own, and empty.

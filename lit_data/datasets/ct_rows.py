@@ -80,7 +80,7 @@ class PointRows:
             raise DataError(f"{name}: {len(volume)} occupied voxels, fewer than min_points={self.least}")
         chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=index)
         count = len(volume) if chosen is None else len(chosen)
-        write_coordinates(_take(volume.positions, chosen), volume.shape, rows["coords"][row, :count, 1:])
+        write_coordinates(_take(volume.positions, chosen), volume.shape, rows["coords"][row, :count])
         feats = rows["feats"][row, :count]
         write_values(_take(volume.values, chosen), self.window, feats[:, 0])
         if self.distances is not None:

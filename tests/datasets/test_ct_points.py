@@ -48,6 +48,6 @@ def test_a_subset_is_a_function_of_sample_and_epoch_and_spreads_over_the_volume(
 def test_coordinates_are_those_of_argwhere(dtype: type, shape: tuple[int, int, int]) -> None:
     mask = np.random.default_rng(0).random(shape) < 0.3
     rows = np.zeros((int(mask.sum()), 4), np.int32)
-    write_coordinates(np.flatnonzero(mask).astype(dtype), mask.shape, rows[:, 1:])
+    write_coordinates(np.flatnonzero(mask).astype(dtype), mask.shape, rows)
     np.testing.assert_array_equal(rows[:, 1:], np.argwhere(mask))
     assert not rows[:, 0].any()

@@ -80,7 +80,7 @@ class Ways:
             self._rows[number] = Cloud(coords, feats)
         rows = self._rows[number]
         cloud = Cloud(rows.coords[: len(positions)], rows.feats[: len(positions)])
-        write_coordinates(positions, volume.shape, cloud.coords[:, 1:])
+        write_coordinates(positions, volume.shape, cloud.coords)
         write_values(volume.values if chosen is None else volume.values[chosen], _WINDOW, cloud.feats[:, 0])
         return cloud
 

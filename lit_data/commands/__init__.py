@@ -4,8 +4,8 @@ COMMANDS: dict[str, str] = {
     "fit": "train, validate while training, test the best checkpoint, write pictures",
     "validate": "score a checkpoint on the validation split",
     "test": "score a checkpoint on the test split",
-    "predict": "find the defects in every image of a folder",
-    "prepare": "check the images and build the decoded store ahead of the first run",
+    "predict": "write what a model finds in every image or volume of a folder",
+    "prepare": "check all files and build their store ahead of the first run",
     "benchmark": "measure loading and training speed",
     "show": "draw what a model will see",
 }

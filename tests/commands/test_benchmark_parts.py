@@ -12,12 +12,13 @@ import torch
 
 from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, MicroBatchSampler, make_torch_loader
 from lit_data.commands.benchmarks.headroom import StepClock
+from lit_data.commands.benchmarks.lines import write_lines
 from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.measure import Lap, Limits, Result, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
 from lit_data.commands.benchmarks.recommend import Recommendation, apply, recommend
 from lit_data.commands.benchmarks.rows import Row, list_rows
-from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, find_best, print_table, tabulate, write_csv
+from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, find_best, print_table, tabulate
 from lit_data.commands.compose import compose
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.types import Batch
@@ -250,7 +251,7 @@ def test_what_was_not_measured_is_an_empty_cell_with_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = tabulate([_result("thread", 123456.789), Result(ROW, [], "not available: [no] memory")])
-    write_csv(lines, tmp_path / "benchmark.csv")
+    write_lines(lines, COLUMNS, tmp_path / "benchmark.csv")
     header, first, second = (tmp_path / "benchmark.csv").read_text().splitlines()
     assert header == ",".join(COLUMNS)
     assert first == "thread,16,2,8,123457,,1,1,1,1,1,1,1,8,1,"

@@ -10,11 +10,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from lit_data.commands.benchmarks.feeds import Lane
+from lit_data.commands.benchmarks.lines import write_lines
 from lit_data.commands.benchmarks.measure import Limits, Result, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.recommend import apply, recommend
 from lit_data.commands.benchmarks.rows import METHODS, list_rows
-from lit_data.commands.benchmarks.table import collect_metrics, draw_bars, print_table, tabulate, write_csv
+from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, draw_bars, print_table, tabulate
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
@@ -70,7 +71,7 @@ def compete(
         rows, lanes, repeats=options.repeats, limits=limits, device=device, seed=cfg.seed
     )
     lines, folder = tabulate(results), Path(cfg.paths.run)
-    write_csv(lines, folder / "benchmark.csv")
+    write_lines(lines, COLUMNS, folder / "benchmark.csv")
     draw_bars(lines, folder / "benchmark.png", title)
     print_table(lines, title)
     log.info("table: %s, picture: %s", folder / "benchmark.csv", folder / "benchmark.png")

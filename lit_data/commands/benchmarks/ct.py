@@ -1,6 +1,5 @@
 """Mode ``ct``: how fast the occupied voxels of a volume are there, beside the ways in which people get them."""
 
-import csv
 import logging
 import math
 import time
@@ -15,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
 from lit_data.commands.benchmarks.ct_ways import Cloud, Ways
+from lit_data.commands.benchmarks.lines import format_number, show_table, write_lines
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.targets import instantiate
 from lit_data.datamodules.ct import CTDataModule
@@ -34,7 +33,6 @@ COLUMNS: Final = (
     "points", "samples",
 )  # fmt: skip
 _LOW_HU: Final = 150.0
-_WIDTH: Final = 150
 _SLICES: Final = 16  # of a made volume, drawn at once
 
 
@@ -59,7 +57,7 @@ def run_ct(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
         times = _measure(sources, index, Path(temp), options)
     lines = [_make_line(method, found, times["argwhere"]) for method, found in times.items()]
     title = f"{len(sources)} volumes, {lines[0]['points'] / len(sources):,.0f} occupied voxels each"
-    _write_lines(lines, folder / "benchmark.csv")
+    write_lines(lines, COLUMNS, folder / "benchmark.csv")
     _print_lines(lines, title)
     log.info("table: %s", folder / "benchmark.csv")
     return {
@@ -165,28 +163,10 @@ def _make_line(method: str, found: Times, reference: Times) -> dict[str, Any]:
     }
 
 
-def _write_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=COLUMNS)
-        writer.writeheader()
-        for line in lines:
-            cells = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in line.items()}
-            writer.writerow({name: "" if cell == "nan" else cell for name, cell in cells.items()})
-
-
 def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
     table = Table(title=title, title_justify="left")
     for name in COLUMNS:
         table.add_column(name.replace("_", " "), justify="left" if name == "method" else "right")
     for line in lines:
-        table.add_row(*(_format(line[name]) for name in COLUMNS))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
-
-
-def _format(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    if math.isnan(value):
-        return "-"
-    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"
+        table.add_row(line["method"], *(format_number(line[name]) for name in COLUMNS[1:]))
+    show_table(table)

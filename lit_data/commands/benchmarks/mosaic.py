@@ -1,6 +1,5 @@
 """Mode ``mosaic``: what mosaics of four cost a core: drawn by workers, left to the device, and as people make them."""
 
-import csv
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +9,9 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
+from lit_data.commands.benchmarks.lines import show_table, write_lines
 from lit_data.commands.benchmarks.mosaic_ways import list_ways, open_feeds, read_spec, time_finish, train_and_wait
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.turns import one_thread, time_in_turn
@@ -28,7 +27,6 @@ LABELS: Final = {
 }
 COLUMNS: Final = ("way", "us", "images_per_s", "ratio_to_original", "batch_size", "repeats")
 _CPU: Final = torch.device("cpu")
-_WIDTH: Final = 150
 
 
 def run_mosaic(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
@@ -41,7 +39,7 @@ def run_mosaic(cfg: DictConfig, options: BenchmarkOptions, device: torch.device)
     lines = make_lines(times_s, {way: sizes.get(way, options.batch_sizes[0]) for way in times_s}, options.repeats)
     folder, side = Path(cfg.paths.run), "x".join(map(str, size_px))
     title = f"{cfg.name}: mosaics of four, {side} px, in batches of {options.batch_sizes[0]}, on one core"
-    write_lines(lines, folder / "benchmark.csv")
+    write_lines(lines, COLUMNS, folder / "benchmark.csv")
     draw_chart(lines, folder / "benchmark.png", title)
     _print_lines(lines, title)
     log.info("table: %s, picture: %s", folder / "benchmark.csv", folder / "benchmark.png")
@@ -73,15 +71,6 @@ def make_lines(times_s: Mapping[str, float], sizes: Mapping[str, int], repeats: 
     ]
 
 
-def write_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write `COLUMNS` with six digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=COLUMNS)
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({name: f"{cell:.6g}" if isinstance(cell, float) else cell for name, cell in line.items()})
-
-
 def draw_chart(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     """Draw what an image takes, a bar for each way."""
     figure = Figure(figsize=(9.5, 3.4), dpi=110, layout="constrained")
@@ -107,8 +96,7 @@ def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for line in lines:
         table.add_row(LABELS[line["way"]], *(_format_number(line[name]) for name in COLUMNS[1:4]))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+    show_table(table)
 
 
 def _format_number(value: float) -> str:

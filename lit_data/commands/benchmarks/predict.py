@@ -1,6 +1,5 @@
 """Mode ``predict``: images of mixed sizes, one at a time as people predict them, and in batches with fewer bits."""
 
-import csv
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,9 @@ from typing import Any, Final
 
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
+from lit_data.commands.benchmarks.lines import show_table, write_lines
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.predict_images import write_images
 from lit_data.commands.benchmarks.predict_nets import find_weights
@@ -32,7 +31,6 @@ COLUMNS: Final = (
 )  # fmt: skip
 _THRESHOLD: Final = 0.5
 _COMPARED: Final = 40  # images, which the original predicts again for each way
-_WIDTH: Final = 150
 
 
 def run_predict(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def run_predict(cfg: DictConfig, options: BenchmarkOptions, device: torch.device
     for line in lines:
         line["ratio_to_original"] = line["images_per_s"] / lines[0]["images_per_s"]
     title = f"{cfg.name}: {len(paths)} images of mixed sizes, {torch.get_num_threads()} threads, {device}"
-    _write_lines(lines, folder / "benchmark.csv")
+    write_lines(lines, COLUMNS, folder / "benchmark.csv")
     _print_lines(lines, title)
     log.info("table: %s", folder / "benchmark.csv")
     return collect_metrics(lines) | {"benchmark/images": len(paths)}
@@ -96,24 +94,13 @@ def _compare(way: Way, original: Way, paths: Sequence[Path]) -> Agreement:
     return compare_values(track(pairs, f"comparing {way.name}", len(some)), threshold=_THRESHOLD)
 
 
-def _write_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=COLUMNS)
-        writer.writeheader()
-        for line in lines:
-            cells = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in line.items()}
-            writer.writerow({name: "" if cell == "nan" else cell for name, cell in cells.items()})
-
-
 def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
     table = Table(title=title, title_justify="left")
     for name in COLUMNS[:-1]:
         table.add_column(name.replace("_", " "), justify="left" if name == "way" else "right")
     for line in lines:
         table.add_row(NAMES[line["way"]], *(_format(line[name]) for name in COLUMNS[1:-1]))
-    console = Console()
-    console = console if console.is_terminal else Console(width=_WIDTH)
-    console.print(table)
+    console = show_table(table)
     for line in lines:
         if line["note"]:
             console.print(f"{NAMES[line['way']]}: {line['note']}", markup=False, highlight=False)

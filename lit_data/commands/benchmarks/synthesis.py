@@ -1,6 +1,5 @@
 """Mode ``synthesis``: how fast defects are drawn, beside the ways in which people draw them."""
 
-import csv
 import logging
 import math
 import warnings
@@ -13,11 +12,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from lit_data.augment import Compiled
+from lit_data.commands.benchmarks.lines import show_table, write_lines
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.turns import Work, one_thread, time_in_turn
 from lit_data.commands.benchmarks.ways import Scene, draw_in_turn, open_scene, place_alone, take_alone, to_unit, widen
@@ -44,7 +43,6 @@ _HEADINGS: Final = {
     "ratio_to_original": "x original",
     "ratio_to_local": "x local",
 }
-_WIDTH: Final = 150
 _COLOURS: Final = {"original": "#c8cbd0", "local": "#8f949c", "batched": "#007aff", "device": "#34c759"}
 
 
@@ -55,7 +53,7 @@ def run_synthesis(cfg: DictConfig, options: BenchmarkOptions, device: torch.devi
         lines, finish = _compare_ways(scene, options, device), _time_finish(scene, options, device)
     folder, shape = Path(cfg.paths.run), "x".join(map(str, scene.image.shape[1:]))
     title = f"{cfg.name}: us per defect, in batches of {len(scene.patches)} and on images of {shape}"
-    write_lines(lines, folder / "benchmark.csv")
+    write_lines(lines, COLUMNS, folder / "benchmark.csv")
     draw_chart(lines, folder / "benchmark.png", title)
     _print_lines(lines, title)
     log.info("table: %s, picture: %s", folder / "benchmark.csv", folder / "benchmark.png")
@@ -73,16 +71,6 @@ def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
         transformation: What happens to batches.
     """
     return replace(transformation, augment={stage: Compiled(part) for stage, part in transformation.augment.items()})
-
-
-def write_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write `COLUMNS` with six digits; an empty cell is a way that there is not."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=COLUMNS)
-        writer.writeheader()
-        for line in lines:
-            cells = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in line.items()}
-            writer.writerow({name: "" if cell == "nan" else cell for name, cell in cells.items()})
 
 
 def draw_chart(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
@@ -197,8 +185,7 @@ def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
     for line in lines:
         cells = (line[name] for name in COLUMNS[:-1])
         table.add_row(*(_format_number(cell) if isinstance(cell, float) else str(cell) for cell in cells))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+    show_table(table)
 
 
 def _format_number(value: float) -> str:

@@ -1,6 +1,5 @@
 """Results as a table: medians and ratios, in a file, on the terminal and as a picture."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from lit_data.commands.benchmarks.lines import format_number, show_table
 from lit_data.commands.benchmarks.measure import Result
 from lit_data.commands.benchmarks.rows import METHODS, NAMES, OURS
 
@@ -47,7 +47,6 @@ _HEADINGS: Final = {
     "transfer_ms": "transfer ms",
     "pss_mib": "PSS MiB",
 }
-_WIDTH: Final = 150
 
 
 def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -100,14 +99,6 @@ def collect_metrics(lines: Sequence[Mapping[str, Any]], batch_size: int) -> dict
     return metrics
 
 
-def write_csv(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write `COLUMNS` with six digits; an empty cell is a number that there is not."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=COLUMNS)
-        writer.writeheader()
-        writer.writerows({name: _print_cell(value) for name, value in line.items()} for line in lines)
-
-
 def print_table(lines: Sequence[Mapping[str, Any]], title: str, console: Console | None = None) -> None:
     """Print the table, wide where the output is no terminal."""
     table = Table(title=title, title_justify="left")
@@ -117,10 +108,8 @@ def print_table(lines: Sequence[Mapping[str, Any]], title: str, console: Console
         table.add_column(heading, justify="right")
     for line in lines:
         sizes = [str(line[name]) for name in ("method", "batch_size", "num_workers", "micro_batch_size")]
-        table.add_row(*sizes, *(_format_number(line[name]) for name in _HEADINGS))
-    console = console or Console()
-    console = console if console.is_terminal else Console(width=_WIDTH, file=console.file)
-    console.print(table)
+        table.add_row(*sizes, *(format_number(line[name]) for name in _HEADINGS))
+    console = show_table(table, console)
     for note in dict.fromkeys(f"{line['method']} {line['note']}" for line in lines if line["note"]):
         console.print(note, markup=False, highlight=False)
 
@@ -138,7 +127,7 @@ def draw_bars(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> Non
             speeds,
             color=["#007aff" if line["method"] in OURS else "#a0a4ab" for line in best],
         )
-        axis.bar_label(bars, [_format_number(speed) for speed in speeds], padding=4, fontsize=9)
+        axis.bar_label(bars, [format_number(speed) for speed in speeds], padding=4, fontsize=9)
         axis.set_xscale("log")
         axis.set_xlim(min(speeds, default=1) / 3, max(speeds, default=1) * 3)
         axis.invert_yaxis()
@@ -160,15 +149,3 @@ def _describe(line: Mapping[str, Any]) -> str:
     workers = f"{line['num_workers']} workers" if line["num_workers"] else "no workers"
     micro = f", micro-batch {line['micro_batch_size']}" if line["micro_batch_size"] != line["batch_size"] else ""
     return f"{NAMES[line['method']]}\n{workers}{micro}"
-
-
-def _print_cell(value: object) -> object:
-    if not isinstance(value, float):
-        return value
-    return "" if math.isnan(value) else f"{value:.6g}"
-
-
-def _format_number(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"

@@ -18,6 +18,7 @@ from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.logging_step import log_metrics
 from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
 from lit_data.callbacks.precision.plugin import MixedPrecision, Precision
+from lit_data.callbacks.precision.replaced import check_replaceable
 from lit_data.errors import ConfigError, LitDataError
 
 _PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
@@ -101,12 +102,7 @@ class AMP(L.Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        replaced, device_type = trainer.strategy.precision_plugin, trainer.strategy.root_device.type
-        if type(replaced) is not LightningPrecision:
-            raise ConfigError(
-                f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by {type(replaced).__name__} already"
-                " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback"
-            )
+        replaced, device_type = check_replaceable(trainer), trainer.strategy.root_device.type
         if self._plugin is None or self._plugin.device != device_type:
             scaler = functools.partial(WatchedScaler, device_type, self.init_scale, self.growth_interval)
             note = self._history.add_loss

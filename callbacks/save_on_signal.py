@@ -103,7 +103,7 @@ class SaveOnSignal(L.Callback):
 
     @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        stopped = isinstance(exception, SIGTERMException)
+        stopped = type(exception).__name__ == SIGTERMException.__name__  # pytorch_lightning has one of its own
         try:
             # Loader processes that share our terminal may die of the same signal while we wait for their batch.
             starved = isinstance(exception, Exception) and trainer.world_size == 1 and not self._in_step

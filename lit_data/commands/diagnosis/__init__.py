@@ -1,0 +1,1 @@
+"""What commonly hurts a run, looked for one thing at a time; see `lit_data.commands.doctor`."""

@@ -1,0 +1,92 @@
+"""Cores, memory, and the limits that a container or a shell sets."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+import torch
+
+from lit_data.commands.diagnosis.finding import Finding, judge, to_gib
+from lit_data.loading.machine import available_memory_bytes, count_cores, count_files
+
+_LEAST_MEMORY_BYTES: Final = 2 * 2**30
+_LEAST_SHARED_BYTES: Final = 2**30
+_LEAST_FILES: Final = 1024
+_LONGEST_TEMP: Final = 60  # of the 107 bytes of a Unix socket's path, Python's own names take up to 45
+_SHARED: Final = Path("/dev/shm")
+
+
+def check_machine() -> Iterator[Finding]:
+    """Everything but disks, devices and packages."""
+    cores = count_cores()
+    yield judge_system(sys.platform)
+    yield judge_cores(cores, psutil.cpu_count() or cores, os.getloadavg()[0])
+    yield judge_threads(cores, torch.get_num_threads())
+    yield judge_memory(available_memory_bytes(), psutil.virtual_memory().total, psutil.swap_memory().used)
+    if _SHARED.is_dir():
+        yield judge_shared(shutil.disk_usage(_SHARED).total)
+    yield judge_files(*count_files())
+    yield judge_temp(tempfile.gettempdir())
+
+
+def judge_system(platform: str) -> Finding:
+    """Worker processes share memory by means that Linux alone has."""
+    remedy = "set data.loader.worker_kind=thread; worker processes need Linux"
+    return judge("system", platform, bad=platform != "linux", level="note", remedy=remedy)
+
+
+def judge_cores(cores: int, present: int, load: float) -> Finding:
+    """Whether this process has its cores to itself.
+
+    Args:
+        cores: That it may use.
+        present: Of the machine.
+        load: Processes that want to run, mean of the last minute.
+    """
+    found = f"{cores} of {present} usable, load {load:.1f}"
+    if load > 1.5 * present:
+        remedy = "other work keeps them busy, so samples come late and measured speeds are wrong: wait, or stop it"
+        return Finding("warning", "cores", found, remedy)
+    return judge(
+        "cores", found, bad=cores < 4, level="note", remedy="data.cache=device leaves them little to do, on a GPU"
+    )
+
+
+def judge_threads(cores: int, threads: int) -> Finding:
+    """Whether torch starts more threads than it has cores: it reads the machine's, not a container's quota."""
+    remedy = f"export OMP_NUM_THREADS={cores}: threads that wait for each other's cores spin"
+    return judge("threads of torch", str(threads), bad=threads > cores, remedy=remedy)
+
+
+def judge_memory(free_bytes: int, total_bytes: int, swapped_bytes: int) -> Finding:
+    """Whether there is memory for workers, and none was swapped out."""
+    found = f"{to_gib(free_bytes)} of {to_gib(total_bytes)} free, {to_gib(swapped_bytes)} swapped"
+    bad = free_bytes < _LEAST_MEMORY_BYTES or swapped_bytes > free_bytes
+    remedy = "use callbacks=low_memory and data.loader.worker_kind=thread, or end what holds the memory"
+    return judge("memory", found, bad=bad, remedy=remedy)
+
+
+def judge_shared(total_bytes: int) -> Finding:
+    """Whether torch's own DataLoader and NCCL have room; lit_data's loader does not need it."""
+    remedy = (
+        "docker run --shm-size=8g (or --ipc=host): torch's own DataLoader and NCCL die of a bus error when it is full"
+    )
+    found = f"{to_gib(total_bytes)}; lit_data's loader does not use it"
+    return judge("/dev/shm", found, bad=total_bytes < _LEAST_SHARED_BYTES, level="note", remedy=remedy)
+
+
+def judge_files(limit: int, used: int) -> Finding:
+    """Whether enough files may be open."""
+    found = f"{limit} may be open, {used} are"
+    return judge("open files", found, bad=0 <= limit < _LEAST_FILES, remedy="ulimit -n 65536 before the start")
+
+
+def judge_temp(folder: str) -> Finding:
+    """Whether sockets of worker processes fit below the folder of temporary files."""
+    remedy = f"export TMPDIR=/tmp: a path of more than {_LONGEST_TEMP} bytes is too long for the sockets of workers"
+    return judge("temporary files", folder, bad=len(os.fsencode(folder)) > _LONGEST_TEMP, remedy=remedy)

@@ -1,0 +1,71 @@
+"""``doctor``: what this machine is, what commonly hurts, and what to do about it."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lit_data.commands.benchmarks.machine import describe_machine, print_machine
+from lit_data.commands.diagnosis.device import check_devices
+from lit_data.commands.diagnosis.disk import check_disks
+from lit_data.commands.diagnosis.environment import check_environment
+from lit_data.commands.diagnosis.finding import LEVELS, Finding
+from lit_data.commands.diagnosis.machine import check_machine
+from lit_data.commands.diagnosis.packages import check_packages
+from lit_data.commands.result import write_json
+from lit_data.commands.targets import instantiate
+from lit_data.loading import LoaderOptions
+from lit_data.loading.machine import count_cores
+
+_STYLES: Final = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
+
+
+def run(cfg: DictConfig) -> dict[str, Any]:
+    """Look at versions, cores, memory, limits, disks, devices and the environment, as this configuration uses them.
+
+    Prints a table, the worst first, and writes it to ``doctor.json``. Nothing is changed, and no images are read.
+
+    Returns:
+        How many faults, warnings and notes there are.
+    """
+    findings = sorted(_look(cfg), key=lambda finding: LEVELS.index(finding.level))
+    machine = describe_machine(_choose_device())
+    console = Console()
+    console.print(print_machine(machine), highlight=False, soft_wrap=True)
+    console.print(_make_table(findings))
+    report = {"machine": machine, "findings": [asdict(finding) for finding in findings]}
+    write_json(Path(cfg.paths.run) / "doctor.json", report)
+    counts = Counter(finding.level for finding in findings)
+    return {f"doctor/{level}s": counts[level] for level in LEVELS if level != "ok"}
+
+
+def _look(cfg: DictConfig) -> list[Finding]:
+    loader = instantiate(cfg.data.loader) if "loader" in cfg.data else LoaderOptions()
+    return [
+        *check_packages(),
+        *check_machine(),
+        *check_disks({f"paths.{key}": str(cfg.paths[key]) for key in ("cache", "runs")}),
+        *check_devices(count_cores(), pins=loader.pins_memory, accelerator=str(cfg.trainer.get("accelerator"))),
+        *check_environment(os.environ),
+    ]
+
+
+def _choose_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _make_table(findings: Sequence[Finding]) -> Table:
+    table = Table("", "what", "found", "what to do", pad_edge=False)
+    for finding in findings:
+        table.add_row(
+            f"[{_STYLES[finding.level]}]{finding.level}[/]", *map(escape, (finding.what, finding.found, finding.remedy))
+        )
+    return table

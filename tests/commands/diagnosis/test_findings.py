@@ -1,0 +1,163 @@
+"""Each check, given facts of a machine that is in order and of one that is not."""
+
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from lit_data.commands.diagnosis import device, disk, environment, machine, packages
+from lit_data.commands.diagnosis.finding import Finding
+
+GIB = 2**30
+
+CASES: list[tuple[Callable[..., Finding], tuple[object, ...], str, str]] = [
+    (machine.judge_system, ("linux",), "ok", ""),
+    (machine.judge_system, ("darwin",), "note", "worker_kind=thread"),
+    (machine.judge_cores, (8, 8, 1.0), "ok", ""),
+    (machine.judge_cores, (2, 8, 1.0), "note", "data.cache=device"),
+    (machine.judge_cores, (8, 8, 13.0), "warning", "other work"),
+    (machine.judge_threads, (4, 4), "ok", ""),
+    (machine.judge_threads, (2, 64), "warning", "OMP_NUM_THREADS=2"),
+    (machine.judge_memory, (8 * GIB, 16 * GIB, 0), "ok", ""),
+    (machine.judge_memory, (GIB, 16 * GIB, 0), "warning", "low_memory"),
+    (machine.judge_memory, (4 * GIB, 16 * GIB, 5 * GIB), "warning", "low_memory"),
+    (machine.judge_shared, (8 * GIB,), "ok", ""),
+    (machine.judge_shared, (64 * 2**20,), "note", "--shm-size"),
+    (machine.judge_files, (65536, 9), "ok", ""),
+    (machine.judge_files, (256, 9), "warning", "ulimit -n"),
+    (machine.judge_files, (-1, 9), "ok", ""),  # no limit
+    (machine.judge_temp, ("/tmp",), "ok", ""),
+    (machine.judge_temp, ("/" + "t" * 80,), "warning", "TMPDIR"),
+    (disk.judge_room, ("paths.cache", "c", 100 * GIB, 200 * GIB), "ok", ""),
+    (disk.judge_room, ("paths.cache", "c", GIB, 200 * GIB), "warning", "paths.cache=FOLDER"),
+    (disk.judge_room, ("paths.runs", "r", 30 * GIB, 4000 * GIB), "warning", "paths.runs=FOLDER"),
+    (disk.judge_kind, ("paths.cache", "ext4"), "ok", ""),
+    (disk.judge_kind, ("paths.cache", "nfs4"), "warning", "on a disk of this machine"),
+    (disk.judge_kind, ("paths.runs", "nfs4"), "ok", ""),
+    (disk.judge_kind, ("paths.runs", "tmpfs"), "warning", "RAM"),
+    (device.judge_memory, ("GPU", 79 * GIB, 80 * GIB), "ok", ""),
+    (device.judge_memory, ("GPU", 40 * GIB, 80 * GIB), "warning", "nvidia-smi"),
+    (device.judge_kernels, ((9, 0), ["sm_80", "sm_90"]), "ok", ""),
+    (device.judge_kernels, ((8, 9), ["sm_80", "sm_90"]), "ok", ""),
+    (device.judge_kernels, ((12, 0), ["sm_90", "compute_90"]), "ok", ""),
+    (device.judge_kernels, ((12, 0), ["sm_80", "sm_90a"]), "fault", "sm_80, sm_90a"),
+    (device.judge_kernels, ((6, 1), ["sm_75", "sm_120"]), "fault", "install a build"),
+    (device.judge_pinning, (True,), "ok", ""),
+    (device.judge_pinning, (False,), "warning", "pin_memory=auto"),
+    (device.judge_share, (16, 2), "ok", ""),
+    (device.judge_share, (6, 2), "warning", "data.cache=device"),
+    (packages.judge_opencv, (["opencv-python-headless"],), "ok", ""),
+    (packages.judge_opencv, (["opencv-python", "opencv-python-headless"],), "warning", "pip uninstall opencv-python"),
+    (packages.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
+    (packages.judge_requirements, ([Requirement("numpy>=99")],), "fault", "pip install"),
+    (packages.judge_requirements, ([Requirement("lit-data-no-such-package")],), "fault", "pip install"),
+]
+
+
+@pytest.mark.parametrize(("judge", "facts", "level", "remedy"), CASES)
+def test_a_check_tells_good_from_bad(
+    judge: Callable[..., Finding], facts: tuple[object, ...], level: str, remedy: str
+) -> None:
+    finding = judge(*facts)
+    assert finding.level == level
+    assert remedy in finding.remedy
+    assert bool(finding.remedy) == (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "remedy"),
+    [
+        ({"has_driver": False, "built_for": None}, "note", "on the CPU"),
+        ({"has_driver": True, "built_for": None}, "fault", "CUDA build"),
+        ({"has_driver": True, "built_for": "13.0"}, "fault", "driver is too old"),
+    ],
+)
+def test_says_why_there_is_no_gpu(facts: dict[str, object], level: str, remedy: str) -> None:
+    finding = device.judge_absence(**facts)  # type: ignore[arg-type]
+    assert finding.level == level
+    assert remedy in finding.remedy
+
+
+def test_looks_at_each_gpu_and_at_how_the_run_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts: dict[str, Callable[..., object]] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_device_name": lambda number: f"GPU {number}",
+        "mem_get_info": lambda number: ((79 - 60 * number) * GIB, 80 * GIB),
+        "get_device_capability": lambda number: (9, 0),
+        "get_arch_list": lambda: ["sm_90"],
+    }
+    for name, fact in facts.items():
+        monkeypatch.setattr(torch.cuda, name, fact)
+    found = list(device.check_devices(2, pins=False, accelerator="cpu"))
+    warned = [finding.what for finding in found if finding.level == "warning"]
+    assert warned == ["GPU", "pinned batches", "cores for each GPU", "trainer"]
+    assert "GPU 1: 19.0 GiB" in next(finding.found for finding in found if finding.level == "warning")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, []),
+        ({"CUDA_LAUNCH_BLOCKING": "0"}, []),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, [("warning", "CUDA_LAUNCH_BLOCKING")]),
+        ({"RANK": "0", "MASTER_ADDR": "host"}, []),
+        ({"RANK": "0"}, [("fault", "ranks")]),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_NAME": "train"}, []),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_NAME": "bash"}, [("warning", "ranks")]),
+    ],
+)
+def test_finds_variables_that_hurt(environ: dict[str, str], expected: list[tuple[str, str]]) -> None:
+    found = [(finding.level, finding.what) for finding in environment.check_environment(environ)]
+    assert [item for item in found if item[0] != "ok"] == expected
+
+
+@pytest.mark.parametrize(("version", "faults"), [("2.6.2", 1), ("2.6.6", 0)])
+def test_names_malicious_uploads(version: str, faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_version", lambda name: version if name == "lightning" else None)
+    found = list(packages.find_malicious())
+    assert [finding.level for finding in found] == ["fault"] * faults
+
+
+def test_an_extra_is_installed_when_all_of_it_is() -> None:
+    wanted = [
+        Requirement('numpy>=2; extra == "whole"'),
+        Requirement('numpy>=2; extra == "half"'),
+        Requirement('lit-data-no-such-package; extra == "half"'),
+        Requirement("torch"),
+    ]
+    finding = packages.describe_extras(wanted, ["whole", "half", "dev"])
+    assert finding.found == "installed: whole; not installed: half"
+    assert ".[half]" in finding.remedy
+
+
+def test_every_extra_of_the_project_is_described() -> None:
+    extras = set(metadata.metadata("lit_data").get_all("Provides-Extra") or []) - {"dev", "test", "notebooks"}
+    found = {finding.what: finding.found for finding in packages.check_packages()}
+    assert all(extra in found["extras"] for extra in extras)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/data/x", "nfs4"), ("/data", "nfs4"), ("/database/x", "ext4"), ("/data/local/x", "xfs"), ("/", "ext4")],
+)
+def test_a_path_lies_on_the_deepest_mount_above_it(path: str, kind: str) -> None:
+    mounts = [("/", "ext4"), ("/data", "nfs4"), ("/data/local", "xfs")]
+    assert disk.find_kind(path, mounts) == kind
+
+
+def test_of_two_mounts_at_one_place_the_later_one_counts() -> None:
+    assert disk.find_kind("/a/b", [("/", "ext4"), ("/a", "autofs"), ("/a", "nfs")]) == "nfs"
+    assert disk.find_kind("/a", []) == ""
+
+
+def test_reads_the_mounts_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = namedtuple("part", "mountpoint fstype")
+    mounts: Sequence[object] = [part("/", "ext4"), part(str(tmp_path), "lustre")]
+    monkeypatch.setattr(disk.psutil, "disk_partitions", lambda all: mounts)
+    found = {finding.what: finding for finding in disk.check_disks({"paths.cache": str(tmp_path / "not" / "yet")})}
+    assert found["paths.cache, disk"].found == "lustre"

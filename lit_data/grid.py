@@ -49,7 +49,7 @@ class Axis:
 class PatchGrid:
     """Flat patch index -> (image, y, x), for images of any sizes.
 
-    Patches are numbered image by image, row by row. An image costs 24 bytes, a patch nothing.
+    Patches are numbered image by image, row by row. An image costs 40 bytes, a patch nothing.
 
     Args:
         heights_px: [n] image heights.

@@ -45,6 +45,8 @@ class Stream(IntEnum):
     MIXUP = 12
     QUERIES = 13
     WATERMARK = 14
+    LATENT = 15
+    RAYS = 16
 
 
 def check_seed(seed: int) -> int:

@@ -102,6 +102,16 @@ class CountsAssembly(Protocol):
         ...
 
 
+@runtime_checkable
+class HasPoses(Protocol):
+    """Data that shows each object from the same sides."""
+
+    @property
+    def poses(self) -> "torch.Tensor | None":
+        """[V, 2] float32: (azimuth, elevation) of each view, in rad; none where objects have one image each."""
+        ...
+
+
 def batch_tensors(batch: Any) -> "list[torch.Tensor]":  # noqa: ANN401 - any nesting of tensors
     """The tensors of a batch of any nesting that have a batch dimension; dicts in the order of their keys."""
     if isinstance(batch, Mapping):

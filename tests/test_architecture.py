@@ -22,7 +22,20 @@ LAYERS = {
 }  # fmt: skip
 OUTSIDE = [
     {"numpy"},
-    {"cv2", "tifffile", "PIL", "imagecodecs", "nibabel", "pydicom", "scipy", "psutil", "rich", "yaml"},
+    {
+        "cv2",
+        "tifffile",
+        "PIL",
+        "imagecodecs",
+        "nibabel",
+        "pydicom",
+        "scipy",
+        "psutil",
+        "rich",
+        "yaml",
+        "fsspec",
+        "aiohttp",
+    },
     {"torch", "torchao", "onnxruntime"},
     {"kornia"},
     {"lightning", "torchmetrics", "packaging"},
@@ -46,6 +59,8 @@ INSIDE_FUNCTIONS_ONLY = {
     "scipy",
     "torchao",
     "onnxruntime",
+    "fsspec",
+    "aiohttp",
 }
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 

@@ -19,6 +19,7 @@ from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.commands.targets import allow_packages, check_targets
 from lit_data.commands.tree import ConfigTree, open_hydra
 from lit_data.errors import ConfigError
+from lit_data.io.remote import check_plain, check_words
 
 _PACKAGED = Path(__file__).parents[1] / "conf"
 
@@ -62,14 +63,16 @@ def check_run(
     Raises:
         ConfigError: one line.
     """
+    check_words(overrides)  # Hydra writes them into the run folder
     with _as_config_errors():
         tree = ConfigTree(hydra, command, overrides)
-    words = [_normalise(tree, override) for override in tree.parse(overrides)]
+    parsed = tree.parse(overrides)
+    words = [_normalise(tree, override, parsed) for override in parsed]
     jobs = _plan_jobs(tree, words, multirun=multirun)
     with allow_packages(packages):
-        first = _check_job(tree, next(jobs))
+        first = _check_job(tree, next(jobs), words)
         for job in jobs:
-            _check_job(tree, job)
+            _check_job(tree, job, words)
     return first, words
 
 
@@ -85,7 +88,7 @@ def _as_config_errors(tree: ConfigTree | None = None, words: Sequence[str] = ())
         raise ConfigError((tree and find_unknown(tree, words)) or explain(error, tree)) from error
 
 
-def _normalise(tree: ConfigTree, override: Override) -> str:
+def _normalise(tree: ConfigTree, override: Override, overrides: Sequence[Override]) -> str:
     """Refuse options that leave the group's folder, and add the + that Hydra wants before experiments."""
     word, group = str(override.input_line), override.key_or_group
     value = word.partition("=")[2]
@@ -95,10 +98,19 @@ def _normalise(tree: ConfigTree, override: Override) -> str:
         raise ConfigError(f"'{word}': an option is a name of the group '{group}', without '..' or a leading '/'.")
     if not (override.is_sweep_override() or isinstance(override.value(), str | list)):
         raise ConfigError(f"'{word}': '{group}' is a group; choose one of: {', '.join(tree.options(group))}.")
-    chosen = group in tree.base.hydra.runtime.choices
+    chosen = _has_option_already(tree, group, overrides)
     if override.is_add() and chosen and override.package is None:
         raise ConfigError(f"'{word}': '{group}' has an option already; write {word[1:]} to replace it.")
     return word if chosen or word.startswith("+") or override.package is not None else f"+{word}"
+
+
+def _has_option_already(tree: ConfigTree, group: str, overrides: Sequence[Override]) -> bool:
+    """Whether the command's own files choose an option of the group, or one that is chosen for a group around it."""
+    if group in tree.base.hydra.runtime.choices:
+        return True
+    words = [str(override.input_line) for override in overrides if group.startswith(f"{override.key_or_group}/")]
+    with _as_config_errors(tree, words):
+        return bool(words) and group in tree.compose(words).hydra.runtime.choices
 
 
 def _plan_jobs(tree: ConfigTree, words: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
@@ -137,7 +149,7 @@ def _take_values(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in values]
 
 
-def _check_job(tree: ConfigTree, words: Sequence[str]) -> DictConfig:
+def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> DictConfig:
     with _as_config_errors(tree, words):
         cfg = tree.compose(words)
         paths, left_open = tree.read_files(words)
@@ -153,9 +165,10 @@ def _check_job(tree: ConfigTree, words: Sequence[str]) -> DictConfig:
         raise ConfigError(
             f"'command' is {cfg.command!r}, but the first word on the command line says '{tree.command}'."
         )
+    check_plain(job)
     check_targets({"hydra": hydra})
     check_targets(job)
-    check_hydra_node(hydra)
+    check_hydra_node(hydra, typed)
     return cfg
 
 

@@ -97,7 +97,7 @@ def _choose(
     return choose_backend(
         dataset,
         writer,
-        batch_size=loader.batch_size,
+        batch_size=loader.count_batch(ranks),
         workers=0 if loader.worker_kind == "inline" else workers,
         device=trainer.strategy.root_device if trainer else cuda,
         world_size=ranks,

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from lit_data.datamodules.batch_format import BatchFormat, check_format, format_batch
 from lit_data.datamodules.hook_chain import HookChain
 from lit_data.datamodules.inspection import Inspection
+from lit_data.datamodules.packages import check_package
 from lit_data.datamodules.ranks import check_ranks_agree
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -70,6 +71,7 @@ class BaseDataModule(L.LightningDataModule):
 
     @trainer.setter
     def trainer(self, trainer: L.Trainer | None) -> None:
+        check_package(self, trainer)
         self._trainer, self._chain = trainer, HookChain(self, trainer, BaseDataModule)
 
     @abstractmethod
@@ -219,7 +221,7 @@ class BaseDataModule(L.LightningDataModule):
         """A loader for the Trainer, which asks on all ranks."""
         loader = self._loaders[stage] = self.make_loader(stage)
         if loader.order.world_size > 1:
-            check_ranks_agree(loader)
+            check_ranks_agree(loader, self.trainer)
         device = self.trainer.strategy.root_device if self.trainer else None
         if device is not None and device.type == "cuda" and self.loader.pins_memory and self._copies_ahead():
             loader.device = device

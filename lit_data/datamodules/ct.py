@@ -18,6 +18,7 @@ from lit_data.datasets.ct_distances import PointDistances
 from lit_data.datasets.ct_rows import PointRows, WindowRows
 from lit_data.datasets.ct_windows import WindowSpec
 from lit_data.datasets.splits import Splits
+from lit_data.io.remote import RemoteOptions
 from lit_data.io.survey import OnBad
 from lit_data.io.volumes.hounsfield import Window, read_window
 from lit_data.io.volumes.resampling import Resolution
@@ -93,6 +94,7 @@ class CTDataModule(BaseDataModule):
         on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
         cache_dir: Where the index and the drawn set lie.
         samples: Parameters of the drawn set, see `ensure_ct_samples`.
+        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
         loader: Batch size, workers, seed.
         batch_format: See above.
 
@@ -126,6 +128,7 @@ class CTDataModule(BaseDataModule):
         on_bad: OnBad = "error",
         cache_dir: str | None = None,
         samples: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         batch_format: BatchFormat = "dict",
     ) -> None:
@@ -150,14 +153,15 @@ class CTDataModule(BaseDataModule):
             on_bad=on_bad,
             cache_dir=cache_dir,
             samples=samples or {},
+            remote=remote or RemoteOptions(),
         )
         self.volumes: CTVolumes
 
     def prepare_data(self) -> None:
-        """Make the drawn set if need be, and index what is not indexed yet."""
+        """Make the drawn set or the mirror if need be, and index what is not indexed yet."""
+        self.source.refresh()
         self._open()
-        distances = self._distances()
-        if distances is not None:
+        if (distances := self._distances()) is not None:
             distances.prepare()
 
     def setup(self, stage: str) -> None:
@@ -211,10 +215,8 @@ class CTDataModule(BaseDataModule):
     @property
     def sample_keys(self) -> Sequence[str]:
         """The keys of `batch_keys` that batches have, as the options and the set are."""
-        fields = self.dataset("predict").fields
-        return [
-            key for key in self.batch_keys if key in fields or key == "path" or key.removesuffix("_count") in fields
-        ]
+        fields = {*self.dataset("predict").fields, "path"}
+        return [key for key in self.batch_keys if key in fields or key.removesuffix("_count") in fields]
 
     @override
     def check_sources(self) -> dict[str, int]:

@@ -21,6 +21,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.ordered import ordered_map
 from lit_data.io.problems import Problems, show_path
 from lit_data.io.progress import track
+from lit_data.io.remote import RemoteOptions, Root, check_root
 from lit_data.io.survey import OnBad
 from lit_data.io.volumes.banks import Precompute, Preload, VolumeBank, open_bank
 from lit_data.io.volumes.indexing import IndexOptions
@@ -61,8 +62,10 @@ class CTSource:
     on_bad: OnBad
     cache_dir: str | None
     samples: Mapping[str, Any]
+    remote: RemoteOptions
 
     def __post_init__(self) -> None:
+        check_root(self.root)
         check_choice("too_few", self.too_few, get_args(TooFew))
         check_choice("on_bad", self.on_bad, get_args(OnBad))
         check_choice("precompute", self.precompute, get_args(Precompute))
@@ -80,9 +83,14 @@ class CTSource:
 
     @cached_property
     def folder(self) -> Path:
-        """The root; without one, the drawn set, which the first call makes."""
+        """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
         cache = cache_folder(self.cache_dir)
-        return Path(self.root) if self.root else ensure_ct_samples(cache / "samples", **self.samples)
+        return self._root.folder if self.root else ensure_ct_samples(cache / "samples", **self.samples)
+
+    def refresh(self) -> None:
+        """Bring the mirror of a root on a server up to date."""
+        if self.root:
+            self._root.refresh()
 
     @property
     def store_folder(self) -> Path:
@@ -139,6 +147,7 @@ class CTSource:
         Raises:
             DataError: Lists everything that is wrong.
         """
+        self.refresh()
         sources = find_volumes(self.folder)
         problems, points = Problems(), 0
         found = ordered_map(self._count, sources, self.workers)
@@ -163,6 +172,10 @@ class CTSource:
             if not all(np.array_equal(one, other) for one, other in pairs):
                 damaged.append(f"{show_path(source.path)}: its index is not what the file gives")
         return damaged
+
+    @cached_property
+    def _root(self) -> Root:
+        return Root(self.root or "", cache_folder(self.cache_dir) / "remote", self.remote)
 
     def _count(self, source: VolumeSource) -> int | str:
         """Occupied voxels of a volume, or what is wrong with it."""

@@ -30,6 +30,7 @@ from lit_data.datasets.splits import SPLITS, Splits
 from lit_data.grid import pair_px
 from lit_data.io.bank import ImageBank, describe_bank
 from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -76,6 +77,7 @@ class DetectionDataModule(BaseDataModule):
         on_bad: `error` lists all bad files and boxes and ends; `skip` leaves them out and lists them.
         cache_dir: Where stores and the drawn set lie.
         samples: Parameters of the drawn set, see `ensure_detection_samples`.
+        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
         loader: Batch size, workers, seed.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
         batch_format: See above.
@@ -112,6 +114,7 @@ class DetectionDataModule(BaseDataModule):
         on_bad: OnBad = "error",
         cache_dir: str | None = None,
         samples: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
@@ -132,6 +135,7 @@ class DetectionDataModule(BaseDataModule):
             on_bad=on_bad,
             cache_dir=cache_dir,
             samples=samples or {},
+            remote=remote or RemoteOptions(),
         )
         self.mosaic, self.augment = mosaic, stage_augmentations(augment)
         self.workers_draw = check_place(mosaic_on)
@@ -144,7 +148,8 @@ class DetectionDataModule(BaseDataModule):
         return self.files.labels.classes
 
     def prepare_data(self) -> None:
-        """Make the drawn set if need be, check all labels, and decode what is not decoded yet."""
+        """Make the drawn set or the mirror if need be, check all labels, and decode what is not decoded yet."""
+        self.source.refresh()
         self._open()
 
     def setup(self, stage: str) -> None:

@@ -18,6 +18,7 @@ from lit_data.datasets.splits import Splits
 from lit_data.io.checking import find_faults
 from lit_data.io.decoders import ImageDecoder, ImageSource
 from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions, Root, check_root
 from lit_data.io.resized import ResizedDecoder
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
@@ -39,12 +40,21 @@ class DetectionSource:
     on_bad: OnBad
     cache_dir: str | None
     samples: Mapping[str, Any]
+    remote: RemoteOptions
+
+    def __post_init__(self) -> None:
+        check_root(self.root)
 
     @cached_property
     def folder(self) -> Path:
-        """The root; without one, the drawn set, which the first call makes."""
+        """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
         cache = cache_folder(self.cache_dir)
-        return Path(self.root) if self.root else ensure_detection_samples(cache / "samples", **self.samples)
+        return self._root.folder if self.root else ensure_detection_samples(cache / "samples", **self.samples)
+
+    def refresh(self) -> None:
+        """Bring the mirror of a root on a server up to date."""
+        if self.root:
+            self._root.refresh()
 
     def open(self) -> tuple[DetectionFiles, DecodedStore]:
         """The images that are good with their boxes and splits, and their pixels; the first call decodes them.
@@ -66,10 +76,15 @@ class DetectionSource:
         Raises:
             DataError: Lists everything that is wrong.
         """
+        self.refresh()
         files = self._find()
         problems = find_faults([ImageSource((path,)) for path in files.images], ImageDecoder(self.read))
         problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad")
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
+
+    @cached_property
+    def _root(self) -> Root:
+        return Root(self.root or "", cache_folder(self.cache_dir) / "remote", self.remote)
 
     def _find(self) -> DetectionFiles:
         return find_detection_files(

@@ -19,6 +19,7 @@ from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.files import DecodedFiles
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 
@@ -42,6 +43,7 @@ class StripeFiles:
     cache_dir: str | None
     cache_bytes: int
     samples: Mapping[str, Any]
+    remote: RemoteOptions
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -51,11 +53,17 @@ class StripeFiles:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
         if self.layout == "channels" and len(self.channels) != rule.stored:
             raise ConfigError(f"channels={list(self.channels)} must name three: target, ref1, ref2")
+        check_root(self.root)
 
     @cached_property
     def folder(self) -> Path:
-        """The root; without one, the sample set, which the first call makes."""
-        return Path(self.root) if self.root else ensure_stripe_samples(self._cache / "samples", **self.samples)
+        """The root or its mirror; without one, the sample set; the first call makes what is not there."""
+        return self._root.folder if self.root else ensure_stripe_samples(self._cache / "samples", **self.samples)
+
+    def refresh(self) -> None:
+        """Bring the mirror of a root on a server up to date."""
+        if self.root:
+            self._root.refresh()
 
     @property
     def store_folder(self) -> Path:
@@ -122,6 +130,7 @@ class StripeFiles:
         Raises:
             DataError: Files are bad; all of them are listed.
         """
+        self.refresh()
         folder = self.mask_folder
         masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
         images = self.list_images().sources
@@ -132,6 +141,11 @@ class StripeFiles:
     @property
     def _cache(self) -> Path:
         return cache_folder(self.cache_dir)
+
+    @cached_property
+    def _root(self) -> Root:
+        patterns = tuple((self.files or {}).values()) if rule_of(self.layout).roles else self.patterns
+        return Root(self.root or "", self._cache / "remote", self.remote, Scope.of_images(patterns, masks=self.masks))
 
     @property
     def mask_folder(self) -> Path | None:

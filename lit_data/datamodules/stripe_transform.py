@@ -96,14 +96,14 @@ class StripeTransform:
             # Drawing is in place, and the pixels of the loader may be needed again.
             own = images.to(torch.float32, copy=images is batch["image"])
             images, masks = render(own.contiguous(), plan, values)
-        return _to_unit(images, values), masks
+        return to_unit(images, values), masks
 
     def spread(self, images: Tensor, batch: Batch) -> tuple[Tensor, ValueRange]:
         """Stored pixels as target and references, [B, 3, H, W], with their value range; told apart if need be."""
         if self.expand != tuple(range(images.shape[1])):
             images = images[:, list(self.expand)]
         if self.nuisance:
-            return self.nuisance.forward(_to_unit(images, self.values), batch), ValueRange()
+            return self.nuisance.forward(to_unit(images, self.values), batch), ValueRange()
         return images, self.values
 
     def keeps_whole_values(self, stage: Stage) -> bool:
@@ -195,7 +195,7 @@ def find_unit_range(dtype: "np.dtype[np.generic]", value_range: Sequence[float] 
     raise ConfigError(f"{dtype.name} pixels have no natural range: set data.value_range=[low,high]")
 
 
-def _to_unit(images: Tensor, values: ValueRange) -> Tensor:
+def to_unit(images: Tensor, values: ValueRange) -> Tensor:
     """[B, C, H, W] float32 in 0..1, in as few passes as the range allows: one where the dtype keeps within it."""
     if values == ValueRange():
         return images.to(torch.float32)

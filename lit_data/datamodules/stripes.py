@@ -27,6 +27,7 @@ from lit_data.grid import Edges, PatchGrid
 from lit_data.io.bank import ImageBank, describe_bank
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions
@@ -66,8 +67,7 @@ class StripeDataModule(BaseDataModule):
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches.
         edges: `cover`, `drop` or `pad`, see `PatchGrid`.
-        value_range: Pixel values that become 0 and 1; by default the whole range of an unsigned dtype, 0..1 for
-            float32.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
         read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
         on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
         cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory
@@ -76,6 +76,7 @@ class StripeDataModule(BaseDataModule):
         cache_dir: Where stores and the sample set lie.
         cache_bytes: Bound of the `lru` cache.
         samples: Parameters of the sample set, see `StripeSampleSpec`.
+        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
         loader: Batch size, workers, seed.
         synthesis: Defects to draw; none draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs; an `Augmentation`, or any module
@@ -116,6 +117,7 @@ class StripeDataModule(BaseDataModule):
         cache_dir: str | None = None,
         cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         synthesis: DefectSpec | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
@@ -138,10 +140,10 @@ class StripeDataModule(BaseDataModule):
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
             samples=samples or {},
+            remote=remote or RemoteOptions(),
         )
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
-        self.patch_px, self.stride_px, self.edges = patch_px, stride_px, edges
-        self.value_range = value_range
+        self.patch_px, self.stride_px, self.edges, self.value_range = patch_px, stride_px, edges, value_range
         self.synthesis, self.augment, self.backend = synthesis, augment, DrawingBackend(backend)
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
         self.bank: ImageBank
@@ -150,7 +152,8 @@ class StripeDataModule(BaseDataModule):
         self._device_patches = DevicePatches()
 
     def prepare_data(self) -> None:
-        """Make the sample set if need be, and decode what is not decoded yet; on one process of each node."""
+        """Make the sample set or the mirror if need be, decode what is not decoded yet; on one process of each node."""
+        self.source_files.refresh()
         self._open()
         if self.source_files.mask_folder:
             for split in self.mask_splits:
@@ -162,16 +165,13 @@ class StripeDataModule(BaseDataModule):
 
     def build_dataset(self, stage: Stage) -> StripeDataset:
         """Patches of the images of one stage; those of all images to predict."""
-        pixels = self.source_files.cache != "device"
+        pixels, margin_px = self.source_files.cache != "device", self.margins_px[stage]
         if stage == "predict":
-            return StripeDataset(self.bank, self.grid, pixels=pixels, margin_px=self.margins_px[stage])
+            return StripeDataset(self.bank, self.grid, pixels=pixels, margin_px=margin_px)
         images = self.split_images[stage]
-        masks = None
-        if stage in self.mask_splits:
-            masks = self.source_files.open_masks(images.tolist(), self.bank, stage)
+        masks = self.source_files.open_masks(images.tolist(), self.bank, stage) if stage in self.mask_splits else None
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
-        margin_px = self.margins_px[stage]
         dataset = StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels, margin_px=margin_px)
         if masks is not None or self.synthesis is None:
             return dataset

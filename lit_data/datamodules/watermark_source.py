@@ -19,6 +19,7 @@ from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.files import DecodedFiles
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 
@@ -39,6 +40,7 @@ class WatermarkSource:
     cache_dir: str | None
     cache_bytes: int
     samples: Mapping[str, Any]
+    remote: RemoteOptions
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -47,11 +49,17 @@ class WatermarkSource:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
         if self.masks and not self.root:
             raise ConfigError("the drawn backgrounds have no masks: set data.root, or leave data.masks out")
+        check_root(self.root)
 
     @cached_property
     def folder(self) -> Path:
-        """The root; without one, the drawn backgrounds, which the first call makes."""
-        return Path(self.root) if self.root else ensure_watermark_samples(self._cache / "samples", **self.samples)
+        """The root or its mirror; without one, the drawn backgrounds; the first call makes what is not there."""
+        return self._root.folder if self.root else ensure_watermark_samples(self._cache / "samples", **self.samples)
+
+    def refresh(self) -> None:
+        """Bring the mirror of a root on a server up to date."""
+        if self.root:
+            self._root.refresh()
 
     @property
     def mask_folder(self) -> Path | None:
@@ -91,6 +99,7 @@ class WatermarkSource:
         Raises:
             DataError: Files are bad; all of them are listed.
         """
+        self.refresh()
         folder, images = self.mask_folder, self._list_images()
         masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
         problems = find_faults(images, ImageDecoder(self.read))
@@ -101,6 +110,11 @@ class WatermarkSource:
     @property
     def _cache(self) -> Path:
         return cache_folder(self.cache_dir)
+
+    @cached_property
+    def _root(self) -> Root:
+        scope = Scope.of_images(self.patterns, masks=self.masks)
+        return Root(self.root or "", self._cache / "remote", self.remote, scope)
 
     def _list_images(self) -> list[ImageSource]:
         masks = self.mask_folder

@@ -22,6 +22,7 @@ from lit_data.grid import pair_px
 from lit_data.io.bank import ImageBank, describe_bank
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions
@@ -70,6 +71,7 @@ class WatermarkDataModule(BaseDataModule):
         cache_dir: Where stores and the drawn set lie.
         cache_bytes: Bound of the `lru` cache.
         samples: Parameters of the drawn set, see `ensure_watermark_samples`.
+        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
         loader: Batch size, workers, seed.
         synthesis: Watermarks to draw; none draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
@@ -102,6 +104,7 @@ class WatermarkDataModule(BaseDataModule):
         cache_dir: str | None = None,
         cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         synthesis: WatermarkSpec | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
@@ -119,6 +122,7 @@ class WatermarkDataModule(BaseDataModule):
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
             samples=samples or {},
+            remote=remote or RemoteOptions(),
         )
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
         self.patch_px, self.stride_px = pair_px("patch_px", patch_px), stride_px
@@ -131,7 +135,8 @@ class WatermarkDataModule(BaseDataModule):
         self.marks: GlyphBank | None
 
     def prepare_data(self) -> None:
-        """Make the drawn set if need be, and decode what is not decoded yet; on one process of each node."""
+        """Make the drawn set or the mirror if need be, decode what is not decoded yet; on one process of each node."""
+        self.source.refresh()
         self._open()
         if self.source.masks:
             for split in self.mask_splits:

@@ -2,7 +2,8 @@
 
 from lit_data.datasets.ct import CTDataset
 from lit_data.datasets.detection import DetectionDataset
+from lit_data.datasets.gan import GANDataset
 from lit_data.datasets.stripes import StripeDataset
 from lit_data.datasets.watermarks import WatermarkDataset
 
-__all__ = ["CTDataset", "DetectionDataset", "StripeDataset", "WatermarkDataset"]
+__all__ = ["CTDataset", "DetectionDataset", "GANDataset", "StripeDataset", "WatermarkDataset"]

@@ -13,6 +13,7 @@ from lit_data.io.header_jpeg import read_jpeg_header
 from lit_data.io.header_npy import MAGIC, read_npy_header
 from lit_data.io.header_png import SIGNATURE, read_png_header
 from lit_data.io.header_tiff import read_tiff_header
+from lit_data.io.inversion import note_inversion
 from lit_data.io.options import DEFAULT_READ, ReadOptions
 from lit_data.io.source import open_source
 from lit_data.io.stored import Kind, StoredImage
@@ -190,7 +191,7 @@ def _note_extension(kind: Kind, extension: str, options: ReadOptions) -> tuple[s
 
 
 def _note_changes(stored: StoredImage, dtype: "np.dtype[Any]", options: ReadOptions) -> tuple[str, ...]:
-    notes = []
+    notes = [*note_inversion(stored, options)]
     if stored.orientation != 1:
         done = "applied" if options.exif == "apply" else 'not applied (exif="ignore")'
         notes.append(f"orientation {stored.orientation} {done}")

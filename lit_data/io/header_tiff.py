@@ -12,17 +12,15 @@ from lit_data.io.stored import StoredImage
 from lit_data.io.tiff_segments import check_segments, read_grid
 from lit_data.io.tiff_tags import Directory, find_pages, read_layout
 
-_WHITE_IS_ZERO, _PALETTE, _CMYK = 0, 3, 5
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _PALETTE, _CMYK = 0, 1, 3, 5
 _ALPHA = (1, 2)  # kinds of extra samples: associated and unassociated alpha
 _PLANAR = 2
 _UNSIGNED = {1: "?", **dict.fromkeys(range(2, 9), "u1"), **dict.fromkeys(range(9, 17), "u2")}
 _UNSIGNED |= {**dict.fromkeys(range(17, 33), "u4"), 64: "u8"}
 _SIGNED = {8: "i1", 16: "i2", 32: "i4", 64: "i8"}
 _FLOAT = {16: "f2", 24: "f4", 32: "f4", 64: "f8"}
-_NOTES = {
-    _WHITE_IS_ZERO: ("white is stored as 0; values are kept as stored",),
-    _CMYK: ("CMYK TIFF; its ink channels are kept as stored",),
-}
+_FAX = (2, 3, 4)  # compressions whose pages are white where nothing is said
+_CMYK_NOTE = "CMYK TIFF; its ink channels are kept as stored"
 
 
 def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> StoredImage:
@@ -57,7 +55,7 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
     alpha = tuple(samples - len(extra) + place for place, kind in enumerate(extra) if kind in _ALPHA)
     if tags.number(32997, 1) != 1 or len(alpha) >= samples:
         raise DataError(f"TIFF with {samples} samples and depth {tags.number(32997, 1)} is not a flat image")
-    photometric = tags.number(262, _WHITE_IS_ZERO)
+    photometric = tags.number(262, _WHITE_IS_ZERO if tags.number(259, 1) in _FAX else _BLACK_IS_ZERO)
     return StoredImage(
         kind="tiff",
         height_px=grid.height_px,
@@ -65,13 +63,15 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
         colors=samples - len(alpha),
         dtype=dtype,
         bits_per_pixel=bits * samples,
+        depth_bits=bits,
+        white_is_zero=photometric == _WHITE_IS_ZERO,
         alpha=alpha,
         palette=photometric == _PALETTE and samples == 1,
         pages=len(places),
         page=number,
         orientation=tags.number(274, 1) if tags.number(274, 1) in range(1, 9) else 1,
         padded_pixels=grid.padded_height_px * grid.padded_width_px if grid.tiled else 0,
-        notes=(*_NOTES.get(photometric, ()), *notes),
+        notes=(_CMYK_NOTE, *notes) if photometric == _CMYK else notes,
     )
 
 

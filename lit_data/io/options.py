@@ -25,6 +25,10 @@ class ReadOptions:
             whose owners counted channels so. ``.npy`` files, which OpenCV does not read, keep their order.
         gray_to_rgb: Copy a single channel into three.
         equal_channels: ``collapse`` turns channels that are all equal into one and refuses channels that differ.
+        invert: Subtract pixels from white, in every image (True), or in those whose TIFF tags say that white is stored
+            as 0, as fax pages do (``photometric``). White is the largest number of the stored depth: 255 of 8 bits,
+            4095 of 12, 65535 of 16, True of bilevel images; of the colours where a palette is expanded. Signed and
+            floating pixels and the numbers of a palette have no white and are refused.
         as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32, uint32 and wider).
     """
 
@@ -39,6 +43,7 @@ class ReadOptions:
     cv2_order: bool = False
     gray_to_rgb: bool = False
     equal_channels: Literal["keep", "collapse"] = "keep"
+    invert: bool | Literal["photometric"] = False
     as_float: bool = False
 
     def __post_init__(self) -> None:
@@ -49,6 +54,8 @@ class ReadOptions:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+        if not isinstance(self.invert, bool) and self.invert != "photometric":
+            raise ConfigError(f"invert={self.invert!r} must be true, false or 'photometric'")
         for name in ("max_pixels", "max_image_bytes"):
             _check_whole(name, getattr(self, name), least=1)
         if self.page is not None:

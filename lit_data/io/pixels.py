@@ -12,6 +12,7 @@ from lit_data.io.header_bmp import read_bmp_indices
 from lit_data.io.header_jpeg import check_jpeg_end
 from lit_data.io.header_npy import find_channel_axis
 from lit_data.io.header_png import check_png
+from lit_data.io.inversion import invert, must_invert
 from lit_data.io.options import ReadOptions
 from lit_data.io.source import read_whole
 from lit_data.io.stored import StoredImage
@@ -38,6 +39,8 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
     planes, palette = _load(stream, header.stored)
     if palette is not None and options.palette == "expand":
         planes = _expand(planes[0], palette)
+    if must_invert(header.stored, options):
+        planes = invert(planes, None if palette is not None else header.stored.depth_bits)
     if options.exif == "apply":
         planes = _turn(planes, header.stored.orientation)
     planes = _arrange_channels(planes, header, options)

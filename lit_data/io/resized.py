@@ -50,7 +50,7 @@ class ResizedDecoder:
         """Decode strictly, then scale."""
         decoded = self.decoder(source)
         size = fit_size((decoded.array.shape[1], decoded.array.shape[2]), self.fit_px)
-        return replace(decoded, array=_resize(decoded.array, size))
+        return replace(decoded, array=resize_planes(decoded.array, size))
 
 
 def fit_size(size_px: tuple[int, int], fit_px: tuple[int, int]) -> tuple[int, int]:
@@ -60,8 +60,8 @@ def fit_size(size_px: tuple[int, int], fit_px: tuple[int, int]) -> tuple[int, in
     return height, width
 
 
-def _resize(image: Array, size_px: tuple[int, int]) -> Array:
-    """[C, H, W] to [C, h, w], plane by plane."""
+def resize_planes(image: Array, size_px: tuple[int, int]) -> Array:
+    """[C, H, W] to [C, h, w], plane by plane: means over areas to shrink, bilinear to enlarge."""
     import cv2
 
     if image.shape[1:] == size_px:

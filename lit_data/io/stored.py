@@ -19,6 +19,8 @@ class StoredImage:
         colors: Channels that are not alpha; 1 for a palette image.
         dtype: Of the decoded pixels (of the indices for a palette image), in native byte order.
         bits_per_pixel: Of all channels, unpacked but not decoded.
+        depth_bits: Bits of a sample that its values use; None: all of the dtype.
+        white_is_zero: The file says that white is stored as 0.
         alpha: Places of the alpha channels among all channels.
         palette: The pixels are indices into a table of colours.
         pages: Images in the file.
@@ -34,6 +36,8 @@ class StoredImage:
     colors: int
     dtype: "np.dtype[Any]"
     bits_per_pixel: int
+    depth_bits: int | None = None
+    white_is_zero: bool = False
     alpha: tuple[int, ...] = ()
     palette: bool = False
     pages: int = 1

@@ -51,7 +51,7 @@ class MicroBatchLoader:
 
     Raises:
         ConfigError: The dataset cannot be read by index, is smaller than the number of ranks, or its samples cannot
-            be put into a batch.
+            be put into a batch; or the ranks cannot share the global batch evenly.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class MicroBatchLoader:
             count_samples(dataset), shuffle, self.options.seed, rank, world_size, self.options.drop_last
         )
         self.dataset = dataset
-        self._batch_size = self.options.batch_size
+        self._batch_size = self.options.count_batch(world_size)
         self.epoch = 0
         self.count_trained: Callable[[], tuple[int, int]] | None = None
         # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch.

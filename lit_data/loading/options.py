@@ -27,7 +27,8 @@ class LoaderOptions:
     None of these options changes a sample or, with the same batch size, a batch.
 
     Args:
-        batch_size: Samples per batch.
+        batch_size: Samples per batch, of each rank where there are several.
+        global_batch_size: Samples per step of all ranks together, in place of `batch_size`: each takes its equal part.
         micro_batch_size: Samples that a worker writes at a time; one larger than a batch counts as the batch. For
             `auto` see `lit_data.loading.choice.Choice.count_rows`.
         num_workers: Workers; 0 is the main thread, for `auto` see `lit_data.loading.choice.choose_workers`.
@@ -45,6 +46,7 @@ class LoaderOptions:
     """
 
     batch_size: int = 32
+    global_batch_size: int | None = None
     micro_batch_size: int | Literal["auto"] = "auto"
     num_workers: int | Literal["auto"] = "auto"
     worker_kind: WorkerKind = "auto"
@@ -62,6 +64,8 @@ class LoaderOptions:
             value = getattr(self, name)
             if value != "auto" or name not in ("micro_batch_size", "num_workers"):
                 check_count(name, value, least)
+        if self.global_batch_size is not None:
+            check_count("global_batch_size", self.global_batch_size, 1)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {choices}")
@@ -73,6 +77,22 @@ class LoaderOptions:
     def pins_memory(self) -> bool:
         """Whether batches are page-locked here."""
         return torch.cuda.is_available() if self.pin_memory == "auto" else self.pin_memory
+
+    def count_batch(self, world_size: int) -> int:
+        """Samples per batch of each of so many ranks.
+
+        Raises:
+            ConfigError: They cannot share the global batch evenly.
+        """
+        if self.global_batch_size is None:
+            return self.batch_size
+        share, rest = divmod(self.global_batch_size, world_size)
+        if rest or not share:
+            raise ConfigError(
+                f"global_batch_size={self.global_batch_size} cannot be shared evenly by {world_size} ranks: choose a "
+                f"multiple of {world_size}, or set batch_size, which is that of each rank"
+            )
+        return share
 
 
 def check_count(name: str, value: object, least: int) -> None:

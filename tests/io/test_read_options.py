@@ -1,7 +1,7 @@
 """The rules for reading are checked when they are made."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -18,6 +18,8 @@ from lit_data.io.options import ReadOptions
         ({"equal_channels": ""}, "equal_channels='' is not one of 'keep', 'collapse'"),
         ({"gray_to_rgb": "false"}, "gray_to_rgb='false' must be true or false"),
         ({"cv2_order": 1}, "cv2_order=1 must be true or false"),
+        ({"invert": 1}, "invert=1 must be true, false or 'photometric'"),
+        ({"invert": "yes"}, "invert='yes' must be true, false or 'photometric'"),
         ({"max_pixels": 0}, "max_pixels=0 must be a whole number of at least 1"),
         ({"max_image_bytes": 1e9}, "max_image_bytes=1000000000.0 must be a whole number"),
         ({"page": -1}, "page=-1 must be a whole number of at least 0"),
@@ -40,6 +42,7 @@ def test_the_fingerprint_is_stable_json_of_every_option() -> None:
         "equal_channels": "keep",
         "exif": "ignore",
         "gray_to_rgb": False,
+        "invert": False,
         "max_image_bytes": 4294967296,
         "max_pixels": 178956970,
         "nan_fill": 0.5,
@@ -49,3 +52,5 @@ def test_the_fingerprint_is_stable_json_of_every_option() -> None:
     }
     assert options.fingerprint() == ReadOptions(nan_fill=0.5, page=2).fingerprint()
     assert options.fingerprint() != ReadOptions(nan_fill=0.5, page=1).fingerprint()
+    rules: tuple[bool | Literal["photometric"], ...] = (False, True, "photometric")
+    assert len({ReadOptions(invert=rule).fingerprint() for rule in rules}) == 3

@@ -97,7 +97,7 @@ def test_packed_bits(tmp_path: Path, bits: int) -> None:
 def test_white_is_zero_is_kept_and_noted(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", GRAY, photometric="miniswhite")
     _check(tmp_path / "a.tif", GRAY[None])
-    assert read_header(tmp_path / "a.tif").notes == ("white is stored as 0; values are kept as stored",)
+    assert read_header(tmp_path / "a.tif").notes == ("white is stored as 0; values are kept as stored (invert=False)",)
 
 
 # row 27

@@ -1,0 +1,250 @@
+"""`GANDataModule`: images for generative models, and objects that are seen from several sides."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.augment import Augmentation, Layers, stage_augmentations
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.gan_inspection import GANInspection
+from lit_data.datamodules.gan_source import FitOption, GANSource, ViewOption
+from lit_data.datamodules.stripe_transform import find_unit_range, to_unit
+from lit_data.datasets.gan import Cut, GANDataset
+from lit_data.datasets.gan_table import Ints, Labels, SampleTable, lie_in_splits, tabulate
+from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.errors import ConfigError
+from lit_data.grid import pair_px
+from lit_data.io.bank import ImageBank, describe_bank
+from lit_data.io.fitted import FitPadding
+from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+from lit_data.loading import LoaderOptions
+from lit_data.types import Batch, Stage
+
+
+class GANDataModule(BaseDataModule):
+    """Images of one size, with labels, and with poses where objects are seen from several sides.
+
+    A batch is a dict:
+
+    ===============  =======================  ==================================================================
+    key              shape, dtype             what
+    ===============  =======================  ==================================================================
+    ``image``        [B, C, H, W] float32     0..1; three channels are R, G, B
+    ``label``        [B] int64                class, view or object, as `labels` says; 0 without
+    ``view``         [B] int64                number of the view; with views only, as the next two
+    ``object``       [B] int64                number of the object among those of all splits
+    ``pose``         [B, 2] float32           (azimuth, elevation) of the camera, rad; augmentation does not change it
+    ``index``        [B] int64                number of the sample among those of all images
+    ``image_index``  [B] int64                number of the image
+    ``epoch``        [B] int64                epoch the sample was drawn for
+    ===============  =======================  ==================================================================
+
+    Objects have k * k views, of k azimuths and k elevations. The azimuth changes fastest: view = number of the
+    elevation * k + number of the azimuth. Views lie in a folder for each object, in the order of their names, or are
+    the tiles of a sheet, row by row. A split has whole objects.
+
+    Args:
+        root: Folder of the images. Without one, a small set of drawn objects is made in the cache.
+        patterns: Globs below the root.
+        splits: Images, or objects, to train, val, test: `auto`, `folders`, shares, or lists, see `split_images`; or
+            `same`: each split has all of them, as metrics of generated images are mostly given.
+        split_seed: Chooses the images of each share.
+        image_px: Size of a sample, one number or (height, width).
+        views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none` without it.
+        tiles: Views along each side of a sheet; by default tiles have the size of a sample.
+        azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json`` says, or 0 to 360.
+        elevation_deg: Lowest and highest; by default as ``views.json`` says, or 0 to 60.
+        labels: `none`, `folders` (the folder of the image or object), `views` or `objects`.
+        fit: `cover`, `contain`, `stretch` and `keep` as `lit_data.io.fitted.Fit` says, once for the store. `patches`
+            scales nothing: samples are patches of images of any size, at random places for training, else of a grid.
+        padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
+        samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
+        read: How files are read; by default alpha is dropped and grey images keep one channel.
+        on_bad: `error` lists all bad files and ends; `skip` leaves them out, with all views of their object.
+        cache: `store` decodes every file once into a memory-mapped store; `lru` decodes on access and keeps
+            `cache_bytes`; `none` decodes on each access.
+        cache_dir: Where stores and the drawn set lie.
+        cache_bytes: Bound of the `lru` cache.
+        samples: Parameters of the drawn set, see `ensure_gan_samples`.
+        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
+        loader: Batch size, workers, seed.
+        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        batch_format: `dict`, a mapping of new key to our key, or a sequence of keys for a tuple.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = ("image", "label", "view", "object", "pose", "index", "image_index", "epoch")
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        patterns: Sequence[str] = ("**/*",),
+        splits: Splits = "auto",
+        split_seed: int = 0,
+        image_px: int | tuple[int, int] = 64,
+        views: ViewOption = "auto",
+        tiles: int | None = None,
+        azimuth_deg: tuple[float, float] | None = None,
+        elevation_deg: tuple[float, float] | None = None,
+        labels: Labels = "none",
+        fit: FitOption = "cover",
+        padding: FitPadding = "reflect",
+        samples_per_image: int = 16,
+        value_range: tuple[float, float] | None = None,
+        read: ReadOptions | None = None,
+        on_bad: OnBad = "error",
+        cache: str = "store",
+        cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
+        samples: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | None = None,
+        loader: LoaderOptions | None = None,
+        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        self.image_px = pair_px("image_px", image_px)
+        self.source = GANSource(
+            root=root,
+            patterns=tuple(patterns),
+            views=views,
+            tiles=tiles,
+            azimuth_deg=azimuth_deg,
+            elevation_deg=elevation_deg,
+            image_px=self.image_px,
+            fit=fit,
+            padding=padding,
+            read=read or ReadOptions(alpha="drop"),
+            on_bad=on_bad,
+            cache=cache,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+            samples=samples or {},
+            remote=remote or RemoteOptions(),
+        )
+        self.splits, self.split_seed, self.labels = splits, split_seed, labels
+        self.samples_per_image, self.value_range = samples_per_image, value_range
+        self.augment = stage_augmentations(augment)
+        self._check()
+        self.bank: ImageBank
+        self.table: SampleTable
+
+    @property
+    def channels(self) -> int:
+        """Channels of every image; after `setup`."""
+        return self.bank.channels
+
+    @property
+    def num_labels(self) -> int:
+        """Labels that there are, 0 without labels; after `setup`."""
+        return self.table.num_labels
+
+    @property
+    def poses(self) -> Tensor | None:
+        """(azimuth, elevation) of each view in rad, [V, 2] float32, none without views; after `setup`."""
+        return None if self.table.poses is None else torch.from_numpy(self.table.poses)
+
+    def prepare_data(self) -> None:
+        """Make the drawn set or the mirror if need be, decode what is not decoded yet; on one process of each node."""
+        self.source.refresh()
+        self._open()
+
+    def setup(self, stage: str) -> None:
+        """Open the decoded images."""
+        self._open()
+
+    def build_dataset(self, stage: Stage) -> GANDataset:
+        """Images of one stage; all of them to predict."""
+        cut: Cut = "random" if stage == "train" else "grid"
+        return GANDataset(
+            self.bank,
+            self.table,
+            samples=None if stage == "predict" else self.table.samples_of(self.split_objects[stage]),
+            image_px=self.image_px,
+            cut=cut if self.source.fit == "patches" else "whole",
+            samples_per_image=self.samples_per_image,
+            seed=self.loader.seed,
+        )
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Draw the augmentation of each sample from its own stream."""
+        if stage not in self.augment:
+            return batch
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        return batch | self.augment[stage].draw(self.loader.seed, epoch, index, batch["image"].shape[1])
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        """Cast to 0..1 and augment."""
+        return self._finish(batch, self.augment.get(stage))
+
+    @override
+    def inspect(self, stage: Stage) -> GANInspection:
+        plain = partial(self._finish, augment=None) if stage in self.augment else None
+        return GANInspection(cast(GANDataset, self.dataset(stage)), self._values, plain)
+
+    def check_sources(self) -> dict[str, int]:
+        """Decode every file strictly and keep nothing, then see whether there are views, labels and splits for all."""
+        names = self.source.check()
+        table = self._tabulate(names, ())
+        counts = {f"{split}_objects": len(objects) for split, objects in self._split(table).items()}
+        return {"images": len(names), "objects": len(table.objects)} | counts
+
+    def verify_sources(self) -> list[str]:
+        """Entries of the opened store that are not what they were when it was built; needs `cache=store`."""
+        if not isinstance(self.bank, DecodedStore):
+            raise ConfigError("only a store can be verified: set data.cache=store")
+        return self.bank.verify()
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers about the opened set: images, objects, samples of each split, labels, bytes of its pixels."""
+        views = 0 if self.table.poses is None else len(self.table.poses)
+        counts = {"objects": len(self.table.objects), "views": views, "labels": self.num_labels}
+        return describe_bank(self.bank) | counts | super().describe()
+
+    def _finish(self, batch: Batch, augment: Augmentation | None) -> Batch:
+        images = to_unit(batch["image"], self._values)
+        if augment is not None:
+            images = augment.forward(Layers(images), batch).images
+        return {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
+
+    def _open(self) -> None:
+        if hasattr(self, "bank"):
+            return
+        bank = self.source.open_images()
+        self._values = find_unit_range(bank.dtype, self.value_range)
+        names = [self.source.name(bank.name(number)) for number in range(len(bank))]
+        self.table = self._tabulate(names, [self.source.name(path) for path, _ in bank.skipped])
+        self.split_objects = self._split(self.table)
+        self.bank = bank
+
+    def _tabulate(self, names: Sequence[str], skipped: Sequence[str]) -> SampleTable:
+        in_splits = lie_in_splits(names, self.splits)
+        return tabulate(names, self.source.layout, self.labels, skipped=skipped, in_splits=in_splits)
+
+    def _split(self, table: SampleTable) -> dict[str, Ints]:
+        if self.splits == "same":
+            return dict.fromkeys(SPLITS, np.arange(len(table.objects)))
+        return split_images(table.objects, self.splits, seed=self.split_seed)
+
+    def _check(self) -> None:
+        if self.labels not in ("none", "folders", "views", "objects"):
+            raise ConfigError(f"labels={self.labels!r} is unknown: choose one of none, folders, views, objects")
+        for stage, augment in self.augment.items():
+            if augment.crop_px not in (None, self.image_px):
+                raise ConfigError(
+                    f"the augmentation of {stage} crops to {augment.crop_px}: samples of all stages have one size, set "
+                    "data.image_px"
+                )

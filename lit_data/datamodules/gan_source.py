@@ -1,0 +1,168 @@
+"""Where the pixels of a GAN set come from: its images, what its views are, and the drawn objects."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from lit_data.datamodules.stripe_files import cache_folder
+from lit_data.datasets.gan_samples import ensure_gan_samples
+from lit_data.datasets.gan_table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.bank import ImageBank
+from lit_data.io.checking import find_faults
+from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource
+from lit_data.io.discovery import find_images
+from lit_data.io.files import DecodedFiles
+from lit_data.io.fitted import Fit, FitPadding, FittedDecoder
+from lit_data.io.options import ReadOptions
+from lit_data.io.problems import Problems
+from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+
+ViewOption = Literal["auto"] | Views
+FitOption = Fit | Literal["patches"]
+
+_CHOICES: Final = {
+    "views": ("auto", *get_args(Views)),
+    "fit": (*get_args(Fit), "patches"),
+    "padding": get_args(FitPadding),
+    "on_bad": ("error", "skip"),
+    "cache": ("store", "lru", "none"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GANSource:
+    """The files of a GAN set; the arguments are those of `GANDataModule`."""
+
+    root: str | None
+    patterns: tuple[str, ...]
+    views: ViewOption
+    tiles: int | None
+    azimuth_deg: tuple[float, float] | None
+    elevation_deg: tuple[float, float] | None
+    image_px: tuple[int, int]
+    fit: FitOption
+    padding: FitPadding
+    read: ReadOptions
+    on_bad: OnBad
+    cache: str
+    cache_dir: str | None
+    cache_bytes: int
+    samples: Mapping[str, Any]
+    remote: RemoteOptions
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the disk."""
+        check_root(self.root)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
+        if self.tiles is not None and self.views != "sheet":
+            raise ConfigError(f"tiles={self.tiles} divides sheets: set data.views=sheet, or leave data.tiles out")
+        if self.fit == "patches" and self.views in ("folders", "sheet"):
+            raise ConfigError(f"views={self.views} with fit=patches: patches have no pose; choose another fit")
+
+    @cached_property
+    def folder(self) -> Path:
+        """The root or its mirror; without one, the drawn objects; the first call makes what is not there."""
+        return self._root.folder if self.root else ensure_gan_samples(self._cache / "samples", **self.samples)
+
+    def refresh(self) -> None:
+        """Bring the mirror of a root on a server up to date."""
+        if self.root:
+            self._root.refresh()
+
+    @cached_property
+    def layout(self) -> ViewLayout:
+        """How the set holds views: as was asked for, and otherwise as its `views.json` says."""
+        found = read_layout(self.folder)
+        if self.views != "auto" and self.views != found.views:
+            found = replace(found, views=self.views, tiles=None)
+        found = replace(
+            found,
+            tiles=self.tiles or found.tiles,
+            azimuth_deg=self.azimuth_deg or found.azimuth_deg,
+            elevation_deg=self.elevation_deg or found.elevation_deg,
+        )
+        if self.fit == "patches" and found.views != "none":
+            raise ConfigError(
+                f"{self.folder} holds views, and fit=patches cuts them: set data.views=none, or another fit"
+            )
+        if found.views == "sheet" and found.tiles is None:
+            return replace(found, tiles=self._count_tiles(self._list_images()))
+        return found
+
+    def open_images(self) -> ImageBank:
+        """The decoded images; the first call with `cache=store` decodes them.
+
+        Raises:
+            DataError: Files are bad, or not all have one dtype and number of channels.
+        """
+        sources = self._list_images()
+        if self.cache == "store":
+            identity = repr((os.path.realpath(self.folder), self.patterns))
+            digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+            folder = self._cache / "stores" / f"{self.folder.name}-{digest}" / "gan"
+            return DecodedStore.build(sources, folder, decoder=self._decoder, on_bad=self.on_bad)
+        cache_bytes = self.cache_bytes if self.cache == "lru" else 0
+        return DecodedFiles(sources, self._decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
+
+    def name(self, path: str | Path) -> str:
+        """A path relative to the root, with forward slashes."""
+        return Path(os.path.relpath(path, self.folder)).as_posix()
+
+    def check(self) -> list[str]:
+        """Decode every image strictly and keep nothing; return the names of the images.
+
+        Raises:
+            DataError: Files are bad; all of them are listed.
+        """
+        self.refresh()
+        sources = self._list_images()
+        problems = find_faults(sources, self._decoder)
+        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
+        return [self.name(source.paths[0]) for source in sources]
+
+    @property
+    def _decoder(self) -> Decoder:
+        decoder = ImageDecoder(self.read)
+        if self.fit == "patches":
+            return decoder
+        return FittedDecoder(self.image_px, self.fit, self.padding, self.layout.tiles or 1, decoder)
+
+    @property
+    def _cache(self) -> Path:
+        return cache_folder(self.cache_dir)
+
+    @cached_property
+    def _root(self) -> Root:
+        scope = Scope.of_images(self.patterns, also=(LAYOUT_FILE,))
+        return Root(self.root or "", self._cache / "remote", self.remote, scope)
+
+    def _list_images(self) -> list[ImageSource]:
+        return [ImageSource((str(path),)) for path in find_images(self.folder, patterns=self.patterns).paths]
+
+    def _count_tiles(self, sources: Sequence[ImageSource]) -> int:
+        """Tiles along each side of sheets whose tiles have the size of a sample.
+
+        Raises:
+            DataError: They are not square, or not all the same.
+        """
+        problems, counts, (height, width) = Problems(), {}, self.image_px
+        for source in sources:
+            try:
+                header = ImageDecoder(self.read).header(source)
+            except DataError:
+                continue  # found again, and listed, where it is decoded
+            rows, columns = header.height_px / height, header.width_px / width
+            if rows != columns or rows != int(rows):
+                problems.add(source.paths[0], f"{rows:g} x {columns:g} views of {height} x {width} px")
+            counts[self.name(source.paths[0])] = int(rows * columns)
+        problems.raise_if_any("sheets need as many views across as down: set data.tiles or data.image_px")
+        return check_views(counts) if counts else 1

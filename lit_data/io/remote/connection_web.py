@@ -1,0 +1,142 @@
+"""Folders of web servers: by a list of files that lies in them, else by the pages that index them."""
+
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from typing_extensions import override
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.remote.connection import MAX_LIST_BYTES, Connection, RemoteFile
+from lit_data.io.remote.faults import UnreachableError
+from lit_data.io.remote.runner import call_each
+from lit_data.io.remote.scope import Scope, find_fault
+from lit_data.io.remote.sums import SUMS_NAME, parse_list
+from lit_data.io.remote.web_index import join_url, read_index
+
+_DEEPEST: Final = 32
+_MOST_PAGES: Final = 100_000
+_NO_HEAD: Final = (405, 501)
+
+
+class WebConnection(Connection):
+    """A folder of a web server."""
+
+    @override
+    def choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
+        import aiohttp
+
+        given = [name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)]
+        if given:
+            raise ConfigError(f"remote.{given[0]} is for S3, and data.root is {self.address.scheme}://...")
+        client = dict(conf.get("client_kwargs") or {})
+        # Files as they are stored: servers announce .nii.gz as compressed transfer, which clients would undo.
+        headers = dict(client.pop("headers", {})) | {"Accept-Encoding": "identity"}
+        timeout_s = self.options.timeout_s
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
+        own = {"trust_env": True, "auto_decompress": False, "timeout": timeout, "headers": headers}
+        return {"client_kwargs": client | own}
+
+    @override
+    async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
+        sums = await self._read_list()
+        if sums is None:
+            sums = dict.fromkeys(await self._read_pages())
+        names = [name for name in sums if scope.wants(name)]
+        bad = [name for name in names if find_fault(name)]  # for `check_names`: no such address is asked for
+        good = [name for name in names if not find_fault(name)]
+        found = await call_each(lambda name: self._look(name, sums), good, self.options.connections)
+        return [*found, *(RemoteFile(name, 0, "", 0) for name in bad)]
+
+    @override
+    def place(self, name: str) -> str:
+        return join_url(self.address.url, name)
+
+    @override
+    async def read(self, name: str) -> bytes:
+        return (await self._ask(self.place(name), name))[0]
+
+    async def _read_list(self) -> Mapping[str, str | None] | None:
+        """The list of files that lies in the folder, if there is one."""
+        name = self.options.file_list or SUMS_NAME
+        try:
+            return parse_list(await self.read(name), self.address.name(name))
+        except UnreachableError:
+            raise
+        except DataError:
+            if self.options.file_list is not None:
+                raise
+            return None
+
+    async def _read_pages(self) -> list[str]:
+        """The names of all files, from the page of the folder and of each one below it."""
+        names: list[str] = []
+        level, pages = [""], 0
+        for _ in range(_DEEPEST):
+            pages += len(level)
+            if not level:
+                return names
+            if pages > _MOST_PAGES:
+                break
+            below: list[str] = []
+            found = await call_each(self._read_page, level, self.options.connections)
+            for folder, (files, folders) in zip(level, found, strict=True):
+                names += [folder + name for name in files]
+                below += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
+            level = below
+        raise DataError(
+            f"{self.address}: its index pages have no end (more than {_DEEPEST} levels or {_MOST_PAGES} pages)"
+        )
+
+    async def _read_page(self, folder: str) -> tuple[list[str], list[str]]:
+        url = self.place(folder) if folder else f"{self.address.url}/"
+        page, kind, final_url = await self._ask(url, folder)
+        if "html" not in kind:
+            raise DataError(
+                f"{self.address.name(folder)}: no index page but {kind or 'something'}; let the server list folders, "
+                f"or put a list of its files there ({SUMS_NAME}, see docs/remote.md)"
+            )
+        if not final_url.endswith("/"):
+            raise DataError(f"{self.address.name(folder)}: leads to a page that is no folder; check data.root")
+        return read_index(page.decode("utf-8", "replace"), final_url)
+
+    async def _ask(self, url: str, name: str) -> tuple[bytes, str, str]:
+        answer: tuple[bytes, str, str] = await self.insist(lambda: self._get(url), name)
+        return answer
+
+    async def _get(self, url: str) -> tuple[bytes, str, str]:
+        session = await self._fs.set_session()
+        async with session.get(self._fs.encode_url(url)) as response:
+            response.raise_for_status()
+            page = await response.content.read(MAX_LIST_BYTES)
+            while more := await response.content.read(MAX_LIST_BYTES):
+                page += more
+                if len(page) > MAX_LIST_BYTES:
+                    raise DataError(f"{self.address}: an index page of more than {MAX_LIST_BYTES} bytes")
+            return page, response.headers.get("Content-Type", ""), str(response.url)
+
+    async def _look(self, name: str, sums: Mapping[str, str | None]) -> RemoteFile:
+        headers = await self.insist(lambda: self._head(self.place(name)), name)
+        if not headers.get("Content-Length", "").isdigit():
+            raise DataError(f"{self.address.name(name)}: the server states no size (Content-Length)")
+        sha256, changed = sums[name], headers.get("Last-Modified", "")
+        version = sha256 or headers.get("ETag", "") or changed
+        return RemoteFile(name, int(headers["Content-Length"]), version, _read_seconds(changed), sha256=sha256)
+
+    async def _head(self, url: str) -> Mapping[str, str]:
+        session = await self._fs.set_session()
+        for method in (session.head, session.get):
+            async with method(self._fs.encode_url(url), allow_redirects=True) as response:
+                if response.status in _NO_HEAD and method == session.head:
+                    continue
+                response.raise_for_status()
+                headers: Mapping[str, str] = response.headers
+                return headers
+        raise AssertionError("the second answer is returned or raised")
+
+
+def _read_seconds(text: str) -> int:
+    try:
+        return max(0, int(parsedate_to_datetime(text).timestamp()))
+    except (TypeError, ValueError, OverflowError):
+        return 0

@@ -1,0 +1,152 @@
+"""What went wrong while reading from a server: whether to try again, and how to say it without anything secret.
+
+Errors of clients carry addresses, which after a redirect may hold signatures; so no such error is ever chained to one
+of ours, and none is raised further.
+"""
+
+import asyncio
+import errno
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from lit_data.errors import DataError, LitDataError, StoreSpaceError
+from lit_data.io.remote.credentials import WHERE_CREDENTIALS_BELONG, redact
+from lit_data.io.remote.options import RemoteOptions
+
+T = TypeVar("T")
+
+_LONGEST_WAIT_S: Final = 30.0
+_TRANSIENT_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
+_TRANSIENT_TYPES: Final = frozenset(
+    {
+        "TimeoutError",
+        "ConnectionError",  # reset, refused, aborted, broken pipe
+        "IncompleteReadError",
+        "EOFError",
+        "gaierror",
+        "ClientConnectionError",  # aiohttp
+        "ClientPayloadError",  # aiohttp: the body ended early
+        "HTTPClientError",  # botocore: no connection, timeouts, a connection that was closed
+    }
+)
+_PERMANENT_TYPES: Final = frozenset({"ClientSSLError", "SSLError", "SSLCertVerificationError", "InvalidURL"})
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHOWN: Final = 200
+
+ACCESS_ADVICE: Final = f"; {WHERE_CREDENTIALS_BELONG}; public S3 buckets need data.remote.anon=true"
+
+log = logging.getLogger(__name__)
+
+
+class UnreachableError(DataError):
+    """A server did not answer, or only with errors that pass, as often as it was asked."""
+
+
+class BrokenReadError(Exception):
+    """What arrived is not what the server announced; another try may give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an error of a client means.
+
+    Args:
+        passes: Whether another try may succeed.
+        text: For a message.
+        status: Of HTTP, where there was an answer.
+    """
+
+    passes: bool
+    text: str
+    status: int | None = None
+
+
+def describe_fault(error: BaseException) -> Fault:
+    """Judge an error of fsspec or of a library below it."""
+    chain = list(_chain(error))
+    names = {cls.__name__ for link in chain for cls in type(link).__mro__}
+    status = next((found for link in chain if (found := _find_status(link)) is not None), None)
+    if status is None:
+        kinds = {FileNotFoundError: 404, PermissionError: 403}
+        status = next((code for kind, code in kinds.items() if isinstance(error, kind)), None)
+    if status in (401, 403) or "NoCredentialsError" in names:
+        answer = "no credentials were found" if status is None else f"access denied ({status})"
+        return Fault(False, f"{answer}{ACCESS_ADVICE}", status)
+    if status in (404, 410):
+        return Fault(
+            False, f"not found ({status}); check data.root, or begin anew if the folder is just changing", status
+        )
+    if isinstance(error, BrokenReadError):
+        return Fault(True, str(error))
+    said = redact(str(error))[:_SHOWN] or "no reason given"
+    if status is not None:
+        return Fault(status in _TRANSIENT_STATUS, f"the server answers {status} ({said})", status)
+    if names & _PERMANENT_TYPES:
+        return Fault(False, f"no trusted connection ({type(error).__name__}: {said})")
+    if names & _TRANSIENT_TYPES:
+        return Fault(True, "no answer in time" if "TimeoutError" in names else f"no connection ({said})")
+    return Fault(False, f"cannot be read ({type(error).__name__}: {said})")
+
+
+async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOptions) -> T:
+    """Call until it works, with longer and longer waits, as long as errors pass.
+
+    Args:
+        call: Begins anew at each call.
+        what: Address, for messages.
+        options: How often, and how long to wait.
+
+    Raises:
+        UnreachableError: All tries failed.
+        DataError: An error that does not pass.
+        StoreSpaceError: The local disk is full.
+        OSError: A local file cannot be written.
+    """
+    fault = Fault(True, "")
+    for number in range(options.retries + 1):
+        if number:
+            log.info("%s: %s; try %d of %d", what, fault.text, number + 1, options.retries + 1)
+            await asyncio.sleep(_choose_wait_s(number, options.backoff_s))
+        try:
+            return await call()
+        except LitDataError:
+            raise
+        except Exception as error:  # clients of file systems raise anything at all
+            is_full = isinstance(error, OSError) and error.errno in _NO_SPACE
+            if isinstance(error, OSError) and error.filename is not None and not is_full:
+                raise  # of a local file: servers' errors name none
+            fault = describe_fault(error)
+        if is_full:  # raised here and below, behind the block, so that nothing is chained
+            raise StoreSpaceError(f"{what}: the local disk is full; free some space, or set paths.cache=<folder>")
+        if not fault.passes:
+            raise DataError(f"{what}: {fault.text}")
+    raise UnreachableError(
+        f"{what}: {fault.text}, {options.retries + 1} times; try again later, or raise data.remote.retries or "
+        "data.remote.timeout_s"
+    )
+
+
+def _choose_wait_s(number: int, backoff_s: float) -> float:
+    """A random part of a time that doubles, so that many readers do not come back together."""
+    longest_s: float = min(_LONGEST_WAIT_S, backoff_s * 2 ** (number - 1))
+    return longest_s * (0.5 + secrets.randbelow(1001) / 2000)  # not from a generator that training draws from
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(10):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _find_status(error: BaseException) -> int | None:
+    """The status of HTTP that an error of aiohttp or botocore carries."""
+    status = getattr(error, "status", None)
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) and not isinstance(status, bool) and 300 <= status < 600 else None

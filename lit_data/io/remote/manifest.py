@@ -1,0 +1,125 @@
+"""What a mirror holds, file by file, so that the next start reads only what is missing or has changed."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lit_data.io.store_writer import new_file, write_all
+
+NAME: Final = ".manifest.jsonl"
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the mirror.
+
+    Args:
+        version: What the server said of it when it was read.
+        size_bytes: Its size.
+        mtime_ns: Its local time, as the disk gave it back.
+    """
+
+    version: str
+    size_bytes: int
+    mtime_ns: int
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the local file is the one that was read."""
+        try:
+            status = path.lstat()
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
+
+
+class Manifest:
+    """The record of a mirror: lines that are added while files arrive, the last one of a name counts.
+
+    A line is written before its file gets its name: then a kill in between leaves a line that no file fits, which is
+    read anew, and never a file that nobody knows of.
+
+    Args:
+        folder: Where the record lies.
+        url: What is mirrored; a record of anything else is not used.
+
+    Attributes:
+        entries: By name.
+        complete: For the key of each scope that is there as a whole: how many files it has.
+    """
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._path, self._url = folder / NAME, url
+        self.entries: dict[str, Entry] = {}
+        self.complete: dict[str, int] = {}
+        self._load()
+
+    def begin(self) -> None:
+        """Write the record anew, with nothing complete: from here on files change."""
+        self.complete = {}
+        self._write()
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Note a file that is about to get its name."""
+        self.entries[name] = entry
+        # One write of one line with O_APPEND is never torn by another thread's.
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            write_all(fd, memoryview(_encode({"name": name, **asdict(entry)})))
+        finally:
+            os.close(fd)
+
+    def finish(self, scope: str, files: int, *, kept: Mapping[str, int] | None = None) -> None:
+        """Note that a scope is there as a whole.
+
+        Args:
+            scope: Its key.
+            files: How many files it has.
+            kept: Other scopes that are complete still; none once files have changed.
+        """
+        self.complete = {**(kept or {}), scope: files}
+        self._write()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Leave files out; the next `begin` or `finish` writes that."""
+        for name in names:
+            self.entries.pop(name, None)
+
+    def _write(self) -> None:
+        part = self._path.with_name(f"{NAME}.{os.getpid()}")
+        part.unlink(missing_ok=True)
+        head = {"format": _FORMAT, "url": self._url, "complete": self.complete}
+        lines = (_encode({"name": name, **asdict(entry)}) for name, entry in self.entries.items())
+        with new_file(part) as fd:
+            write_all(fd, memoryview(b"".join([_encode(head), *lines])))
+        part.replace(self._path)
+
+    def _load(self) -> None:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except OSError:
+            return
+        head = _decode(lines[0]) if lines else {}
+        if (head.get("format"), head.get("url")) != (_FORMAT, self._url):
+            return
+        self.complete = {str(key): int(files) for key, files in head.get("complete", {}).items()}
+        for row in map(_decode, lines[1:]):
+            name, values = row.get("name"), (row.get("version"), row.get("size_bytes"), row.get("mtime_ns"))
+            if isinstance(name, str) and isinstance(values[0], str) and all(isinstance(v, int) for v in values[1:]):
+                self.entries[name] = Entry(*values)  # type: ignore[arg-type]  # their types are checked
+
+
+def _encode(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    """A line; empty if it was cut short by a kill."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}

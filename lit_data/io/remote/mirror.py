@@ -1,0 +1,181 @@
+"""A local folder with the files of a folder on a server.
+
+A mirror rather than reads from the server while training: the decoders, their strict second reading, CRC checks and
+memory maps need files; workers that are forked must hold no connection; and a fault of the network shows before the
+first epoch, not in the middle of the fifth. Each file appears under its name once it is whole and compared, with a time
+made from the server's version of it, so that decoded stores notice what has changed.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rich.filesize import decimal
+
+from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError
+from lit_data.io.lock import build_lock
+from lit_data.io.problems import show_path
+from lit_data.io.remote.address import WEB, Address
+from lit_data.io.remote.bar import BytesBar
+from lit_data.io.remote.connection import Connection, RemoteFile, quiet_clients
+from lit_data.io.remote.connection_listed import S3, ListedConnection, S3Connection
+from lit_data.io.remote.connection_web import WebConnection
+from lit_data.io.remote.faults import UnreachableError
+from lit_data.io.remote.fetching import Fetcher
+from lit_data.io.remote.manifest import Manifest
+from lit_data.io.remote.options import RemoteOptions
+from lit_data.io.remote.runner import run_apart
+from lit_data.io.remote.scope import Scope, check_names, find_fault
+from lit_data.io.remote.sums import SUMS_NAME
+from lit_data.io.temp import sweep, temp_folder
+
+_WAIT_S: Final = 24 * 3600
+"""For another process that fills the same mirror; it shows that it lives."""
+
+log = logging.getLogger(__name__)
+
+
+class Mirror:
+    """The mirror of one folder on a server.
+
+    Args:
+        address: Of the folder.
+        mirrors: Where mirrors lie.
+        options: How the server is read.
+        scope: The wanted files; what other data sets want of the same folder stays.
+    """
+
+    def __init__(self, address: Address, mirrors: Path, options: RemoteOptions, scope: Scope) -> None:
+        self.address, self.options, self.scope = address, options, scope
+        identity = f"{address.url} {options.endpoint_url or ''}"
+        digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        self.shelf = mirrors / f"{address.slug}-{digest}"
+        self.folder = self.shelf / address.slug
+        self._identity = identity
+
+    def open(self, *, refresh: bool) -> Path:
+        """The folder, after it was filled or brought up to date if need be.
+
+        Args:
+            refresh: Ask the server for changes; otherwise a complete mirror is taken as it is, without a connection.
+
+        Raises:
+            ConfigError: The files are more than allowed.
+            DataError: The server cannot be reached, or files are missing, forbidden or damaged.
+            StoreError: The mirror cannot be written.
+        """
+        if self.options.offline == "always" or not refresh:
+            if self._is_complete():
+                return self.folder
+            if self.options.offline == "always":
+                raise DataError(
+                    f"{self.address}: remote.offline=always, and there is no complete mirror in {self._shown}"
+                )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with build_lock(self.shelf, wait_s=_WAIT_S, is_done=lambda: False):
+                if refresh or not self._is_complete():
+                    sweep(self.shelf)
+                    with temp_folder(self.shelf) as temp, quiet_clients():
+                        self._update(temp)
+        except OSError as error:
+            raise StoreError(
+                f"{self._shown}: the mirror of {self.address} cannot be written there ({error.strerror}); make it "
+                "writable, or choose another folder with paths.cache=<folder>"
+            ) from error
+        return self.folder
+
+    def _update(self, temp: Path) -> None:
+        try:
+            run_apart(lambda: self._bring_up_to_date(temp))
+        except UnreachableError as error:
+            if self.options.offline == "error" or not self._is_complete():
+                raise
+            log.warning("%s; going on with the complete mirror in %s, which may be out of date", error, self._shown)
+
+    async def _bring_up_to_date(self, temp: Path) -> None:
+        async with _connect(self.address, self.options) as connection:
+            lists = (SUMS_NAME, self.options.file_list)  # no part of the set
+            listed = [file for file in await connection.list_files(self.scope) if file.name not in lists]
+            check_names((file.name for file in listed), self.address)
+            files = {file.name: file for file in listed}
+            manifest = Manifest(self.shelf, self._identity)
+            todo = [file for file in files.values() if not self._is_current(file, manifest)]
+            gone = [name for name in manifest.entries if name not in files and self.scope.wants(name)]
+            self._check_sizes(files, sum(file.size_bytes for file in todo), len(todo), len(gone))
+            kept = {} if todo or gone else manifest.complete
+            if todo or gone:
+                manifest.forget(gone)
+                manifest.begin()
+            self._drop_strangers(manifest)
+            with BytesBar("reading", sum(file.size_bytes for file in todo)) as bar:
+                await Fetcher(connection, manifest, folder=self.folder, temp=temp, bar=bar).run(todo)
+            manifest.finish(self.scope.key, len(files), kept=kept)
+
+    def _is_current(self, file: RemoteFile, manifest: Manifest) -> bool:
+        entry = manifest.entries.get(file.name)
+        if entry is None or (entry.version, entry.size_bytes) != (file.version, file.size_bytes):
+            return False
+        return entry.is_at(self.folder / file.name)
+
+    def _check_sizes(self, files: Mapping[str, RemoteFile], todo_bytes: int, todo: int, gone: int) -> None:
+        """Refuse what is too large, before anything is read or removed."""
+        if not files:
+            raise DataError(f"{self.address}: no file there is wanted; wanted are {self.scope.key}; check data.root")
+        total_bytes, most_bytes = sum(file.size_bytes for file in files.values()), self.options.max_bytes
+        if most_bytes is not None and total_bytes > most_bytes:
+            raise ConfigError(
+                f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} bytes) are more than "
+                f"data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); raise it, or narrow data.patterns"
+            )
+        free_bytes = shutil.disk_usage(self.shelf).free
+        if todo_bytes > free_bytes:
+            raise StoreSpaceError(
+                f"{self._shown}: no room for the mirror of {self.address}: it needs {decimal(todo_bytes)}, free are "
+                f"{decimal(free_bytes)}; free some space, or choose another folder with paths.cache=<folder>"
+            )
+        self._tell(files, total_bytes, f"{todo} to read ({decimal(todo_bytes)}), {gone} gone")
+
+    def _tell(self, files: Mapping[str, RemoteFile], total_bytes: int, work: str) -> None:
+        size = decimal(total_bytes)
+        log.info("%s: %d files, %s; %s; mirror in %s", self.address, len(files), size, work, self._shown)
+        if unknown := sum(not file.version for file in files.values()):
+            log.warning(
+                "%s: of %d files the server states neither ETag nor time: changes of equal size are not noticed",
+                self.address,
+                unknown,
+            )
+
+    def _is_complete(self) -> bool:
+        """Whether all files of the scope are there, as they were when the server was last asked."""
+        manifest = Manifest(self.shelf, self._identity)
+        wanted = {name: entry for name, entry in manifest.entries.items() if self.scope.wants(name)}
+        if manifest.complete.get(self.scope.key) != len(wanted):
+            return False
+        return all(find_fault(name) is None and entry.is_at(self.folder / name) for name, entry in wanted.items())
+
+    def _drop_strangers(self, manifest: Manifest) -> None:
+        """Remove files that the record does not know: gone from the server, or put there by somebody."""
+        for folder, folders, names in os.walk(self.folder, topdown=False):
+            for path in (Path(folder) / name for name in names):
+                if path.relative_to(self.folder).as_posix() not in manifest.entries:
+                    path.unlink()
+            for path in (Path(folder) / name for name in folders):
+                if path.is_symlink():
+                    path.unlink()
+                elif not any(path.iterdir()):
+                    path.rmdir()
+
+    @property
+    def _shown(self) -> str:
+        return show_path(self.shelf)
+
+
+def _connect(address: Address, options: RemoteOptions) -> Connection:
+    if address.scheme in S3:
+        return S3Connection(address, options)
+    return (WebConnection if address.scheme in WEB else ListedConnection)(address, options)

@@ -1,0 +1,74 @@
+"""How a folder on a server is read."""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from lit_data.errors import ConfigError
+from lit_data.io.remote.credentials import check_no_credentials
+
+Offline = Literal["warn", "error", "always"]
+
+_MOST_CONNECTIONS: Final = 256
+"""More would only wait: one event loop moves the bytes, and servers refuse callers with more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteOptions:
+    """How a folder on a server is read. Credentials have no place here: they belong to the machine.
+
+    Args:
+        connections: Files that are read at a time.
+        retries: How often a read is tried again after a timeout, a broken connection or an overloaded server.
+        backoff_s: Longest wait before the first of these; each next one may wait twice as long, up to 30 s.
+        timeout_s: Longest time without a byte.
+        max_bytes: Most bytes of all wanted files together, refused before anything is read; none has no limit.
+        checksums: Compare with the sums that the server states; sizes are always compared.
+        file_list: File below the root that names the files, with or without SHA-256 sums. None: ``SHA256SUMS`` where
+            there is one.
+        offline: Where the server cannot be reached: `warn` goes on with a complete mirror, `error` ends. `always` never
+            asks the server.
+        endpoint_url: Of a server that speaks S3.
+        region: Of S3.
+        anon: Read a public S3 bucket without credentials.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+
+    connections: int = 16
+    retries: int = 5
+    backoff_s: float = 0.5
+    timeout_s: float = 60.0
+    max_bytes: int | None = 100 * 2**30
+    checksums: bool = True
+    file_list: str | None = None
+    offline: Offline = "warn"
+    endpoint_url: str | None = None
+    region: str | None = None
+    anon: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("connections", 1, _MOST_CONNECTIONS), ("retries", 0, 100)):
+            if not _is_whole(value := getattr(self, name)) or not least <= value <= most:
+                raise ConfigError(f"remote.{name}={value!r} is not allowed: a whole number from {least} to {most} is")
+        for name in ("backoff_s", "timeout_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"remote.{name}={value!r} is not allowed: seconds above 0 are")
+        if self.max_bytes is not None and (not _is_whole(self.max_bytes) or self.max_bytes < 1):
+            raise ConfigError(f"remote.max_bytes={self.max_bytes!r} is not allowed: a whole number above 0 or null is")
+        for name in ("checksums", "anon"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"remote.{name}={value!r} is not allowed: true or false is")
+        if self.offline not in get_args(Offline):
+            raise ConfigError(
+                f"remote.offline={self.offline!r} is unknown: choose one of {', '.join(get_args(Offline))}"
+            )
+        check_no_credentials(self.endpoint_url, "remote.endpoint_url")
+        if self.endpoint_url is not None and not self.endpoint_url.startswith(("http://", "https://")):
+            raise ConfigError(f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

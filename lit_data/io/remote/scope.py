@@ -1,0 +1,116 @@
+"""Which files of a folder on a server a data set needs, and whether their names can stand on the local disk."""
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Self
+
+from lit_data.io.header import EXTENSIONS
+from lit_data.io.problems import Problems
+from lit_data.io.remote.address import Address
+from lit_data.io.walk import compile_patterns
+
+_ALL: Final = ("**/*",)
+_LONGEST_PART_BYTES: Final = 255
+_LONGEST_NAME_BYTES: Final = 3000
+"""Linux takes 4096 bytes with the folders above and the zero at the end."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The files that a data set reads; hidden ones are never among them.
+
+    Args:
+        patterns: Globs below the root, as for `lit_data.io.discovery.find_images`.
+        extensions: In small letters with their dot; none for all.
+        also: Names that are wanted whatever the patterns and extensions are.
+
+    Raises:
+        ConfigError: A pattern leaves the folder or cannot be understood.
+    """
+
+    patterns: tuple[str, ...] = _ALL
+    extensions: tuple[str, ...] | None = None
+    also: tuple[str, ...] = ()
+
+    @classmethod
+    def of_images(cls, patterns: Sequence[str], *, masks: str | None = None, also: tuple[str, ...] = ()) -> Self:
+        """Images by their patterns, all masks of a folder below the root, and some other files."""
+        below = () if masks is None or Path(masks).is_absolute() else (f"{Path(masks).as_posix()}/**/*",)
+        return cls((*patterns, *below), tuple(EXTENSIONS), also)
+
+    def __post_init__(self) -> None:
+        compile_patterns(self.patterns)
+
+    @property
+    def key(self) -> str:
+        """Two scopes of one key want the same files."""
+        extensions = "*" if self.extensions is None else " ".join(sorted(self.extensions))
+        return " | ".join([extensions, *sorted({*self.patterns, *self.also})])
+
+    def wants(self, name: str) -> bool:
+        """Whether a file is wanted.
+
+        Args:
+            name: Its path below the root.
+        """
+        parts = [part for part in name.split("/") if part]  # names with empty parts are to be reported, not left out
+        if any(part.startswith(".") and part not in (".", "..") for part in parts):
+            return False
+        if name in self.also:
+            return True
+        if self.extensions is not None and not name.lower().endswith(self.extensions):
+            return False
+        return self._pattern.fullmatch("/".join(parts)) is not None
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return compile_patterns(self.patterns)
+
+
+def find_fault(name: str) -> str | None:
+    """Why a file of this name cannot stand below a local folder; the name comes from a server and may be anything."""
+    parts = name.split("/")
+    if name.startswith("/") or ".." in parts:
+        return "leads out of the folder"
+    if "" in parts or "." in parts:
+        return "has a part without a name"
+    try:
+        encoded = [os.fsencode(part) for part in parts]
+    except UnicodeEncodeError:
+        return "is no valid text"
+    if any(b"\0" in part for part in encoded):
+        return "holds a zero byte"
+    if max(map(len, encoded)) > _LONGEST_PART_BYTES or sum(map(len, encoded)) + len(parts) > _LONGEST_NAME_BYTES:
+        return f"is longer than a local file system allows ({_LONGEST_PART_BYTES} bytes a part)"
+    return None
+
+
+def check_names(names: Iterable[str], address: Address) -> None:
+    """Refuse names that cannot stand beside one another in a local folder.
+
+    Raises:
+        DataError: Lists all of them: those that lead outside, differ in case or accents only, or are a file and a
+            folder.
+    """
+    problems, folders, seen = Problems(), dict[str, str](), dict[str, str]()
+    names = sorted(names)
+    for name in names:
+        if fault := find_fault(name):
+            problems.add(address.name(name), f"the name {fault}")
+            continue
+        first = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
+        if first != name:
+            problems.add(address.name(name), f"differs from {first!a} in case or accents only; rename one")
+        folder = name.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders[folder] = name
+            folder = folder.rpartition("/")[0]
+    for name in names:
+        if name in folders:
+            problems.add(address.name(name), f"is a file, and the folder of {folders[name]!a}; rename one")
+    problems.raise_if_any(f"{len(problems)} bad names in {address}")

@@ -1,0 +1,137 @@
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datasets import GANDataset
+from lit_data.datasets.gan_table import SampleTable, ViewLayout, tabulate
+from lit_data.errors import ConfigError, DataError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.types import Array, RowWriter
+
+SHEETS = ViewLayout(views="sheet", tiles=2)
+
+
+class Bank:
+    """Images whose every pixel is another number."""
+
+    skipped = ()
+
+    def __init__(self, sizes: list[tuple[int, int]], dtype: str = "uint16", channels: int = 2) -> None:
+        self.channels, self.dtype = channels, np.dtype(dtype)
+        self.heights_px, self.widths_px = np.array(sizes).T
+
+    def __len__(self) -> int:
+        return len(self.heights_px)
+
+    def __getitem__(self, index: int) -> Array:
+        height, width = int(self.heights_px[index]), int(self.widths_px[index])
+        image = np.arange(self.channels * height * width, dtype=self.dtype) + self.dtype.type(1000 * index)
+        return image.reshape(self.channels, height, width)
+
+    def name(self, index: int) -> str:
+        return f"folder/{index}.png"
+
+
+def _table(count: int, layout: ViewLayout | None = None, labels: Any = "none") -> SampleTable:
+    return tabulate([f"{number}.png" for number in range(count)], layout or ViewLayout(), labels)
+
+
+def _sheets(**options: Any) -> GANDataset:
+    return GANDataset(Bank([(8, 12)] * 3), _table(3, SHEETS, "objects"), image_px=(4, 6), **options)
+
+
+def _rows(dataset: GANDataset, indices: list[int], epoch: int = 0) -> dict[str, Array]:
+    rows = {name: np.zeros((len(indices), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    dataset.write_into(rows, np.array(indices), epoch)
+    return rows
+
+
+def test_a_view_is_its_tile_of_the_sheet_with_pose_object_and_label() -> None:
+    dataset = _sheets(samples=np.arange(4, 12))
+    assert isinstance(dataset, RowWriter)
+    assert len(dataset) == 8
+    rows = _rows(dataset, [0, 3, 6], epoch=5)
+    np.testing.assert_array_equal(rows["image"][1], dataset.bank[1][:, 4:, 6:])
+    np.testing.assert_array_equal(rows["image"][2], dataset.bank[2][:, 4:, :6])
+    expected = {"index": [4, 7, 10], "image_index": [1, 1, 2], "object": [1, 1, 2], "label": [1, 1, 2]}
+    expected |= {"view": [0, 3, 2], "epoch": [5] * 3}
+    assert {name: rows[name].tolist() for name in expected} == expected
+    np.testing.assert_array_equal(rows["pose"], SHEETS.poses(2)[[0, 3, 2]])
+    assert rows["image"].dtype == np.uint16
+
+
+def test_one_sample_is_a_row_and_all_views_come_in_order() -> None:
+    dataset = _sheets()
+    dataset.set_epoch(2)
+    sample, row = dataset[6], _rows(dataset, [6], epoch=2)
+    assert sample.keys() == dataset.fields.keys()
+    for name, value in sample.items():
+        np.testing.assert_array_equal(value.numpy(), row[name][0])
+    np.testing.assert_array_equal(dataset.views_of(1)[2], sample["image"].numpy())
+    assert dataset.describe_sample(6) == "folder/1.png, view 2"
+    with pytest.raises(IndexError, match="sample 12 of 12"):
+        dataset[12]
+
+
+def test_images_without_views_have_no_pose() -> None:
+    dataset = GANDataset(Bank([(4, 6)] * 3), _table(3), samples=np.array([0, 2]), image_px=(4, 6))
+    assert set(dataset.fields) == {"image", "label", "index", "image_index", "epoch"}
+    rows = _rows(dataset, [1])
+    np.testing.assert_array_equal(rows["image"][0], dataset.bank[2])
+    assert (rows["index"].tolist(), rows["label"].tolist()) == ([2], [0])
+    assert dataset.describe_sample(1) == "folder/2.png"
+
+
+def test_patches_are_cut_at_random_or_from_a_grid_and_small_images_are_mirrored() -> None:
+    bank, table = Bank([(20, 30), (9, 40), (5, 5)]), _table(3)
+    given: dict[str, Any] = {"samples": np.array([0, 2]), "image_px": 8}
+    random = GANDataset(bank, table, cut="random", samples_per_image=5, seed=1, **given)
+    assert len(random) == 10
+    first, again, later = _rows(random, [*range(10)]), _rows(random, [*range(10)]), _rows(random, [*range(10)], epoch=1)
+    np.testing.assert_array_equal(first["image"], again["image"])
+    assert (first["image"] != later["image"]).any()
+    assert first["image_index"].tolist() == [0] * 5 + [2] * 5
+    for patch in first["image"][:5]:
+        y, x = divmod(int(patch[0, 0, 0]), 30)
+        np.testing.assert_array_equal(patch, bank[0][:, y : y + 8, x : x + 8])
+    np.testing.assert_array_equal(first["image"][5], np.pad(bank[2], ((0, 0), (0, 3), (0, 3)), mode="reflect"))
+    grid = GANDataset(bank, table, cut="grid", **given)
+    assert len(grid) == 3 * 4 + 1
+    np.testing.assert_array_equal(_rows(grid, [5])["image"][0], bank[0][:, 8:16, 8:16])
+    assert grid.describe_sample(5) == "folder/0.png, patch at (y 8, x 8) px"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
+        {"worker_kind": "process", "num_workers": 2, "batch_size": 5},
+    ],
+)
+def test_samples_do_not_depend_on_workers(options: dict[str, Any]) -> None:
+    dataset = _sheets()
+    inline = LoaderOptions(**({"worker_kind": "inline", "batch_size": 4, "seed": 3}))
+    expected = [batch["image"].clone() for batch in MicroBatchLoader(dataset, inline, shuffle=True)]
+    given: dict[str, Any] = {"batch_size": 4, "seed": 3} | options
+    loader = MicroBatchLoader(pickle.loads(pickle.dumps(dataset)), LoaderOptions(**given), shuffle=True)
+    found = [batch["image"].clone() for batch in loader]
+    loader.close()
+    assert torch.equal(torch.cat(found), torch.cat(expected))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"cut": "random"}, ConfigError, "patches of images with views would have no pose"),
+        ({"cut": "halves"}, ConfigError, "cut='halves' is unknown: choose one of whole, random, grid"),
+        ({"image_px": 5}, DataError, r"3 images are not of \[5, 5\] px for each view:\n  folder/0.png"),
+        ({"image_px": 0}, ConfigError, "image_px=0 is not usable"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        GANDataset(Bank([(8, 12)] * 3), _table(3, SHEETS), **({"image_px": (4, 6)} | options))

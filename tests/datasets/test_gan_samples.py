@@ -1,0 +1,105 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.datasets.gan_samples import ensure_gan_samples
+from lit_data.datasets.gan_scene import BACKGROUND, KINDS, Cameras, cast_rays, draw_solid, render_views
+from lit_data.datasets.gan_table import ViewLayout, read_layout
+from lit_data.errors import ConfigError
+
+GROUND = round(BACKGROUND * 255)
+
+
+def _views(number: int, *poses_deg: tuple[float, float], side: int = 32) -> Any:
+    cameras = Cameras.at(np.radians(np.array(poses_deg)).astype(np.float32), (side, side))
+    return render_views(draw_solid(0, number), cameras)
+
+
+def test_cameras_look_at_the_origin_with_z_up() -> None:
+    origins, directions = cast_rays(np.radians(np.array([[0, 0], [90, 30]], np.float32)), (5, 5))
+    assert origins.dtype == directions.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(directions, axis=0), 1, rtol=1e-5)
+    np.testing.assert_allclose(origins[:, [0, 25]].T, [[4, 0, 0], [0, 4 * 0.75**0.5, 2]], atol=1e-5)
+    middle = directions[:, [12, 37]]  # of each view
+    np.testing.assert_allclose(middle, -origins[:, [0, 25]] / 4, atol=1e-6)
+    first = directions[:, :25].reshape(3, 5, 5)
+    assert (np.diff(first[2], axis=0) < 0).all(), "up is z"
+    assert (np.diff(first[1], axis=1) > 0).all(), "the right of a camera on the x axis is y"
+
+
+@pytest.mark.parametrize("number", range(5), ids=KINDS)
+def test_each_kind_is_seen_whole_and_in_two_colours(number: int) -> None:
+    views = _views(number, (0, 20), (90, 20), (180, 20), side=48)
+    assert views.shape == (3, 48, 48, 3)
+    assert views.dtype == np.uint8
+    covered = (np.abs(views.astype(int) - GROUND) > 8).any(-1)
+    assert (covered.mean((1, 2)) > 0.08).all()
+    border = np.concatenate([views[:, [0, -1]].reshape(-1, 3), views[:, :, [0, -1]].reshape(-1, 3)])
+    assert (border == GROUND).all()
+    solid = draw_solid(0, number)
+    assert np.abs(solid.colours[0] - solid.colours[1]).max() > 0.1
+    assert len(np.unique(views[covered] // 32, axis=0)) > 4
+    assert (views[0] != views[2]).any()
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_no_object_leaves_the_ball_that_rays_are_traced_in(number: int) -> None:
+    points = np.random.default_rng(number).normal(size=(3, 500))
+    points /= np.linalg.norm(points, axis=0)
+    solid = draw_solid(0, number)
+    assert solid.distance(points.astype(np.float32)).min() > 0
+    inside = points * (0.62 if solid.kind == "torus" else 0.05)
+    assert solid.distance(inside.astype(np.float32)).min() < 0
+    np.testing.assert_allclose(solid.turn @ solid.turn.T, np.eye(3), atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [24, 33, 64])
+def test_a_ball_is_seen_as_large_as_it_is(side: int) -> None:
+    ball = replace(draw_solid(0, 0), sizes=(0.5, 0.5, 0.5), colours=np.zeros((2, 3), np.float32))
+    view = render_views(ball, Cameras.at(np.zeros((1, 2), np.float32), (side, side)))[0]
+    radius_px = np.tan(np.arcsin(0.5 / 4)) / np.tan(np.radians(15)) * side / 2
+    covered_px = (1 - view[..., 0] / GROUND).sum()
+    assert covered_px == pytest.approx(np.pi * radius_px**2, rel=0.02)
+    np.testing.assert_array_equal(view, view[::-1])
+
+
+def test_a_set_has_a_sheet_for_each_object_and_is_made_once(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"count": 6, "size_px": (16, 12), "tiles": 3}
+    root = ensure_gan_samples(tmp_path, **options)
+    files = sorted(root.rglob("*.png"))
+    assert [path.relative_to(root).as_posix() for path in files] == [
+        "test/ellipsoid/ellipsoid_0005.png",
+        "train/box/box_0001.png",
+        "train/cone/cone_0003.png",
+        "train/cylinder/cylinder_0002.png",
+        "train/ellipsoid/ellipsoid_0000.png",
+        "val/torus/torus_0004.png",
+    ]
+    assert read_layout(root) == ViewLayout(views="sheet", tiles=3)
+    sheet = cv2.imread(str(files[1]))[..., ::-1]
+    assert sheet.shape == (48, 36, 3)
+    cameras = Cameras.at(ViewLayout().poses(3), (16, 12))
+    np.testing.assert_array_equal(sheet[16:32, 24:], render_views(draw_solid(0, 1), cameras)[5])
+    times = {path: path.stat().st_mtime_ns for path in files}
+    assert ensure_gan_samples(tmp_path, **options) == root
+    assert times == {path: path.stat().st_mtime_ns for path in files}
+
+
+def test_objects_depend_on_seed_and_number_alone_and_sets_lie_side_by_side(tmp_path: Path) -> None:
+    toy: dict[str, Any] = {"size_px": (8, 8), "tiles": 2}
+    given: list[dict[str, Any]] = [{"count": 3}, {"count": 4}, {"count": 3, "seed": 1}, {"count": 3, "tiles": 1}]
+    roots = [ensure_gan_samples(tmp_path, **(toy | each)) for each in given]
+    assert len(set(roots)) == 4
+    first, longer, other, single = (next(root.rglob("box_0001.png")).read_bytes() for root in roots)
+    assert first == longer
+    assert len({first, other, single}) == 3
+
+
+@pytest.mark.parametrize("options", [{"count": 2}, {"size_px": (7, 64)}, {"size_px": 64}, {"tiles": 0}, {"seed": -1}])
+def test_other_sets_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="allowed:"):
+        ensure_gan_samples(tmp_path, **options)

@@ -1,0 +1,223 @@
+"""Every datamodule reads a root on a server, and what it writes holds no credential."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from lit_data.cli import main
+from lit_data.datamodules import CTDataModule, DetectionDataModule, GANDataModule, StripeDataModule, WatermarkDataModule
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError
+from lit_data.io.remote import RemoteOptions
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
+from tests.io.remote.servers import WebServer, s3_server
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "hunter2SECRET/abc",
+    "AWS_SESSION_TOKEN": "hunter2TOKENhunter2",
+}
+LOADER = LoaderOptions(batch_size=2, num_workers=0)
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+]
+
+
+def _image(number: int, size_px: int = 64) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (size_px, size_px, 3), dtype=np.uint8)
+    return cv2.imencode(".png", pixels)[1].tobytes()
+
+
+def _mask() -> bytes:
+    mask = np.zeros((64, 64), np.uint8)
+    mask[10:20, 30:40] = 255
+    return cv2.imencode(".png", mask)[1].tobytes()
+
+
+def _volume(number: int) -> bytes:
+    from io import BytesIO
+
+    stream = BytesIO()
+    np.save(stream, np.random.default_rng(number).integers(0, 900, (8, 8, 8)).astype(np.int16))
+    return stream.getvalue()
+
+
+IMAGES = {f"part/{number}.png": _image(number) for number in range(6)}
+MASKED = IMAGES | {f"marks/{number}.png": _mask() for number in range(6)} | {"raw.zip": b"not wanted"}
+BOXES = {"classes.txt": b"one\ntwo\n"}
+BOXES |= {f"images/{number}.png": _image(number) for number in range(6)}
+BOXES |= {f"labels/{number}.txt": f"{number % 2} 0.5 0.5 0.4 0.4\n".encode() for number in range(6)}
+VOLUMES = {f"{number}.npy": _volume(number) for number in range(6)}
+
+
+@pytest.fixture
+def remote() -> Iterator[MemoryFileSystem]:
+    fs = MemoryFileSystem()
+    fs.store.clear()
+    yield fs
+    fs.store.clear()
+
+
+def _stripes(**options: Any) -> BaseDataModule:
+    return StripeDataModule(masks="marks", synthesis=DefectSpec(), patch_px=32, stride_px=32, loader=LOADER, **options)
+
+
+def _watermarks(**options: Any) -> BaseDataModule:
+    return WatermarkDataModule(masks="marks", patch_px=32, samples_per_image=1, loader=LOADER, **options)
+
+
+def _detection(**options: Any) -> BaseDataModule:
+    return DetectionDataModule(size_px=32, loader=LOADER, **options)
+
+
+def _gan(**options: Any) -> BaseDataModule:
+    return GANDataModule(image_px=32, loader=LOADER, **options)
+
+
+def _ct(**options: Any) -> BaseDataModule:
+    return CTDataModule(processes=1, loader=LOADER, **options)
+
+
+MORE_MASKED = {"part/6.png": _image(6), "marks/6.png": _mask()}
+MORE_BOXES = {"images/6.png": _image(6), "labels/6.txt": b"0 0.5 0.5 0.4 0.4\n"}
+KINDS = {
+    "stripe": (_stripes, MASKED, MORE_MASKED),
+    "watermark": (_watermarks, MASKED, MORE_MASKED),
+    "boxes": (_detection, BOXES, MORE_BOXES),
+    "gan": (_gan, IMAGES | {"views.json": b'{"views": "none"}'}, {"part/6.png": _image(6)}),
+    "ct": (_ct, VOLUMES, {"6.npy": _volume(6)}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_datamodule_reads_a_root_on_a_server(kind: str, remote: MemoryFileSystem, tmp_path: Path) -> None:
+    make, files, more = KINDS[kind]
+    remote.pipe({f"/{kind}/{name}": content for name, content in files.items()})
+    options = {"root": f"memory://{kind}", "cache_dir": str(tmp_path)}
+
+    def count(**changed: Any) -> int:
+        datamodule = make(**options, **changed)
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        assert len(list(datamodule.train_dataloader()))
+        return sum(len(datamodule.dataset(split)) for split in ("train", "val", "test"))
+
+    first = count()
+    assert not list(tmp_path.rglob("*.zip"))
+    assert make(**options).check_sources()
+    remote.pipe({f"/{kind}/{name}": content for name, content in more.items()})
+    other_rank = make(**options)
+    other_rank.setup("fit")  # takes the mirror as it is
+    assert sum(len(other_rank.dataset(split)) for split in ("train", "val", "test")) == first
+    assert count() > first
+    remote.store.clear()
+    assert count(remote=RemoteOptions(offline="always")) > first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_datamodule_refuses_credentials_at_once(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.root: the address holds a user name"):
+        KINDS[kind][0](root="s3://key:hunter2SECRET@bucket/folder")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    for name, value in (SECRETS | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}).items():
+        monkeypatch.setenv(name, value)
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+    def call(*words: str) -> dict[str, Any]:
+        code = main([*words, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache", "hydra.verbose=true"])
+        logging.getLogger().setLevel(logging.WARNING)
+        assert code == 0
+        newest = max((tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
+        said = "".join(capfd.readouterr()).encode()
+        written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        for secret in [*SECRETS.values(), "hunter2"]:
+            assert secret.encode() not in said + written
+        summary: dict[str, Any] = json.loads(newest.read_text())
+        return summary
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        server.client.create_bucket(Bucket="stripes")
+        for name, content in MASKED.items():
+            server.client.put_object(Bucket="stripes", Key=f"line 1/{name}", Body=content)
+        yield server
+
+
+QUICK = ["trainer=cpu", "data.loader.batch_size=2", "data.loader.num_workers=0", "data.patch_px=32"]
+
+
+@pytest.mark.slow
+def test_prepare_reads_s3_and_writes_no_credential(s3: SimpleNamespace, run: Callable[..., Any]) -> None:
+    words = ["+experiment=stripe", *QUICK, "data.root=s3://stripes/line 1", f"data.remote.endpoint_url={s3.url}"]
+    prepared = run("prepare", *words, "data.masks=marks", "data.on_bad=error")
+    assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (6, 0)
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_from_s3(s3: SimpleNamespace, run: Callable[..., Any]) -> None:
+    words = ["+experiment=stripe", *QUICK, "data.stride_px=32", "data.root=s3://stripes/line 1", "data.masks=marks"]
+    fitted = run("fit", *words, f"data.remote.endpoint_url={s3.url}", "trainer.max_epochs=1")
+    assert fitted["samples_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("experiment", "files"), [("detection", BOXES), ("watermark", IMAGES)])
+def test_other_sets_are_read_from_a_web_server(
+    experiment: str,
+    files: dict[str, bytes],
+    run: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    netrc = tmp_path_factory.mktemp("home") / "netrc"  # not among what is searched for credentials
+    netrc.write_text("machine 127.0.0.1 login me password hunter2WEB\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    with WebServer().running() as web:
+        web.files |= {f"set/{name}": content for name, content in files.items()}
+        web.faults["set/"] = [503]
+        words = [f"+experiment={experiment}", f"data.root={web.url}/set", "data.loader.num_workers=0"]
+        prepared = run("prepare", *words, "data.remote.backoff_s=0.01")
+    assert prepared["prepare/images"] == 6
+    assert web.last_authorization
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data.root=s3://key:hunter2/x@bucket/folder"],
+        ["'data.root=\"https://host/data?X-Amz-Signature=hunter2\"'"],
+        ["-m", "data.root=images,https://me:hunter2@host/x"],
+        ["data.masks=https://me:hunter2@host/x"],
+        ["+data.remote.secret=hunter2"],
+    ],
+)
+def test_credentials_on_the_command_line_are_refused_before_anything_is_written(
+    words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+    assert main(["prepare", "+experiment=stripe", *words, *places]) == 2
+    out, err = capfd.readouterr()
+    assert "credentials belong to the environment" in err
+    assert "hunter2" not in out + err
+    assert not list(tmp_path.iterdir())

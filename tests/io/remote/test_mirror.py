@@ -1,0 +1,359 @@
+"""The mirror of a folder of fsspec's own file system in memory."""
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError
+from lit_data.io.remote import RemoteOptions, Root, Scope, mirror
+from lit_data.io.remote.fetching import Fetcher
+from lit_data.io.remote.manifest import NAME
+
+QUICK = RemoteOptions(backoff_s=0.001, retries=2)
+Open = Callable[..., Path]
+
+
+@pytest.fixture
+def remote() -> Iterator[MemoryFileSystem]:
+    fs = MemoryFileSystem()
+    fs.store.clear()
+    fs.pipe({"/set/a/1.png": b"one", "/set/a/2.png": b"two", "/set/notes.txt": b"text", "/else/x.png": b"no"})
+    yield fs
+    fs.store.clear()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read from the server."""
+    names: list[str] = []
+    original = MemoryFileSystem.get_file
+
+    def get_file(self: MemoryFileSystem, path: str, *args: Any, **kwargs: Any) -> None:
+        names.append(path.removeprefix("/set/"))
+        original(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+    return names
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Open:
+    def open_root(*, scope: Scope | None = None, refresh: bool = True, **options: Any) -> Path:
+        chosen = RemoteOptions(backoff_s=0.001, retries=options.pop("retries", 2), **options)
+        root = Root("memory://set", tmp_path / "remote", chosen, scope)
+        if refresh:
+            root.refresh()
+        return root.folder
+
+    return open_root
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, after: int = 0) -> None:
+    """Let a method of the server raise, from some call on."""
+    original, calls = getattr(MemoryFileSystem, method), iter(range(after))
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if next(calls, None) is None:
+            raise error
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, method, broken)
+
+
+def test_local_roots_stay_where_they_are(tmp_path: Path) -> None:
+    root = Root(str(tmp_path), tmp_path / "remote", QUICK)
+    root.refresh()
+    assert root.folder == tmp_path
+    assert not (tmp_path / "remote").exists()
+
+
+def test_a_mirror_holds_what_the_server_has_and_nothing_else(remote: MemoryFileSystem, fetch: Open) -> None:
+    folder = fetch()
+    assert folder.name == "set"
+    assert _files(folder) == {"a/1.png": b"one", "a/2.png": b"two", "notes.txt": b"text"}
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", NAME, "set"]
+    assert not [thread for thread in threading.enumerate() if "lit_data" in thread.name or "fsspec" in thread.name]
+
+
+def test_only_changes_are_read_again(remote: MemoryFileSystem, reads: list[str], fetch: Open) -> None:
+    before = (fetch() / "a" / "2.png").stat().st_mtime_ns
+    remote.pipe({"/set/a/2.png": b"TWO", "/set/new.png": b"new"})
+    remote.rm("/set/notes.txt")
+    reads.clear()
+    folder = fetch()
+    assert sorted(reads) == ["a/2.png", "new.png"]
+    assert _files(folder) == {"a/1.png": b"one", "a/2.png": b"TWO", "new.png": b"new"}
+    assert (folder / "a" / "2.png").stat().st_mtime_ns != before  # so that a store of it is made anew
+    reads.clear()
+    fetch()
+    assert reads == []
+
+
+def test_folders_go_with_their_last_file(remote: MemoryFileSystem, fetch: Open) -> None:
+    fetch()
+    remote.rm("/set/a", recursive=True)
+    remote.pipe("/set/a", b"a file now")
+    assert _files(fetch()) == {"a": b"a file now", "notes.txt": b"text"}
+
+
+def test_without_a_refresh_the_server_is_not_asked(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch(refresh=False)  # nothing there yet, so it is
+    _break(monkeypatch, "find", AssertionError("asked"))
+    assert fetch(refresh=False) == folder
+    assert fetch(offline="always") == folder
+
+
+def test_a_root_refreshes_once(remote: MemoryFileSystem, reads: list[str], tmp_path: Path) -> None:
+    root = Root("memory://set", tmp_path, QUICK)
+    root.refresh()
+    remote.pipe("/set/a/1.png", b"ONE")
+    reads.clear()
+    root.refresh()
+    assert reads == []
+
+
+def test_patterns_restrict_what_is_read(remote: MemoryFileSystem, reads: list[str], fetch: Open) -> None:
+    images = Scope.of_images(("a/*",))
+    assert fetch(scope=images) == fetch()  # one mirror for both
+    assert sorted(reads) == ["a/1.png", "a/2.png", "notes.txt"]
+    remote.pipe("/set/notes.txt", b"new text")
+    remote.pipe("/set/a/1.png", b"ONE")
+    reads.clear()
+    fetch(scope=images)
+    assert reads == ["a/1.png"]
+    with pytest.raises(DataError, match="there is no complete mirror"):
+        fetch(offline="always")  # of all files there is none now, for one of them is old
+    assert _files(fetch())["notes.txt"] == b"new text"
+
+
+def test_what_somebody_changed_in_the_mirror_is_mended(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
+    folder, outside = fetch(), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "keep.png").write_bytes(b"mine")
+    (folder / "a" / "1.png").write_bytes(b"changed")
+    (folder / "a" / "2.png").unlink()
+    (folder / "a" / "2.png").symlink_to(outside / "keep.png")
+    (folder / "stranger.png").write_bytes(b"?")
+    (folder / "link").symlink_to(outside)
+    assert _files(fetch()) == {"a/1.png": b"one", "a/2.png": b"two", "notes.txt": b"text"}
+    assert _files(outside) == {"keep.png": b"mine"}
+
+
+def test_nothing_is_written_through_a_link(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
+    folder, outside = fetch(), tmp_path / "outside"
+    shutil.rmtree(folder / "a")
+    outside.mkdir()
+    (folder / "a").symlink_to(outside)
+    assert _files(fetch())["a/1.png"] == b"one"
+    assert _files(outside) == {}
+
+
+@pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "A/1.png"])
+def test_names_are_not_trusted(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    info = {"name": f"/set/{name}", "size": 3, "type": "file"}
+    original = MemoryFileSystem.find
+
+    def find(self: MemoryFileSystem, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**original(self, *args, **kwargs), f"/set/{name}": info}
+
+    monkeypatch.setattr(MemoryFileSystem, "find", find)
+    with pytest.raises(DataError, match=r"1 bad names in memory://set"):
+        fetch()
+    assert not list(tmp_path.rglob("*.png"))
+
+
+def test_too_much_is_refused_before_anything_is_read(
+    remote: MemoryFileSystem, reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"3 files of 10 bytes .* more than data\.remote\.max_bytes=9 .*data\.patterns"
+    ):
+        fetch(max_bytes=9)
+    monkeypatch.setattr(mirror.shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    with pytest.raises(StoreSpaceError, match=r"it needs 10 bytes, free are 9 bytes; .*paths\.cache"):
+        fetch()
+    assert reads == []
+    assert len(_files(fetch(scope=Scope.of_images(("**/*",)), max_bytes=6))) == 2
+
+
+def test_empty_folders_are_named(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"memory://set: no file there is wanted; .*\*\.bmp"):
+        fetch(scope=Scope(("*.bmp",)))
+    with pytest.raises(DataError, match="memory://nothing: no such folder"):
+        Root("memory://nothing", tmp_path, QUICK).refresh()
+    with pytest.raises(DataError, match="is a file: give its folder"):
+        Root("memory://set/notes.txt", tmp_path, QUICK).refresh()
+
+
+def test_a_killed_read_goes_on_where_it_stopped(
+    remote: MemoryFileSystem, reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    with monkeypatch.context() as patch:
+        original = Path.replace
+
+        def replace(self: Path, target: Path) -> Path:
+            if target.name == "2.png":
+                raise Killed
+            return original(self, target)
+
+        patch.setattr(Path, "replace", replace)
+        with pytest.raises(Killed):
+            fetch(connections=1)
+    with pytest.raises(DataError, match="no complete mirror"):
+        fetch(offline="always")
+    done = set(reads) - {"a/2.png"}
+    reads.clear()
+    assert len(_files(fetch())) == 3
+    assert set(reads) == {"a/1.png", "a/2.png", "notes.txt"} - done
+    assert done
+
+
+def test_a_record_that_was_cut_short_costs_its_last_file(
+    remote: MemoryFileSystem, reads: list[str], fetch: Open
+) -> None:
+    path = fetch().parent / NAME
+    path.write_bytes(path.read_bytes()[:-5])
+    reads.clear()
+    fetch()
+    assert len(reads) == 1
+    path.write_bytes(b'{"format": 1, "url": "memory://other"}\n')
+    reads.clear()
+    fetch()
+    assert len(reads) == 3
+
+
+@pytest.mark.parametrize("offline", ["warn", "error"])
+def test_out_of_reach(
+    remote: MemoryFileSystem,
+    fetch: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    offline: str,
+) -> None:
+    _break(monkeypatch, "find", ConnectionResetError("gone"), after=1)
+    folder = fetch()
+    if offline == "warn":
+        assert fetch(offline=offline) == folder
+        assert "no connection (gone), 3 times" in caplog.text
+        assert "going on with the complete mirror" in caplog.text
+        (folder / "a" / "1.png").unlink()
+    with pytest.raises(DataError, match=r"memory://set: no connection \(gone\), 3 times; try again later"):
+        fetch(offline=offline)
+
+
+def test_a_server_that_goes_away_ends_the_reading(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _break(monkeypatch, "get_file", ConnectionResetError("gone"), after=1)
+    with pytest.raises(DataError, match=r"memory://set/\S+: no connection \(gone\), 3 times"):
+        fetch(connections=1)
+
+
+def test_all_files_that_cannot_be_read_are_listed(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _break(monkeypatch, "get_file", PermissionError("secret://user:password@host"), after=1)
+    with pytest.raises(DataError, match=r"2 of 3 files of memory://set could not be read:\n") as caught:
+        fetch(connections=1)
+    assert str(caught.value).count("access denied (403)\n  credentials belong") == 1  # the advice once, at the end
+    assert str(caught.value).count("access denied (403)") == 2
+    assert "password" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_local_file_that_cannot_be_written_is_named(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _break(monkeypatch, "get_file", PermissionError(13, "Permission denied", "/cache/0"))
+    with pytest.raises(StoreError, match=r"cannot be written there \(Permission denied\); make it writable"):
+        fetch()
+
+
+def test_a_full_disk_is_named(remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    _break(monkeypatch, "get_file", OSError(28, "No space left on device"))
+    with pytest.raises(StoreSpaceError, match="the local disk is full"):
+        fetch()
+
+
+def test_a_mirror_that_cannot_be_written_is_named(remote: MemoryFileSystem, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"mirror of memory://set cannot be written there .*paths\.cache"):
+        Root("memory://set", tmp_path / "file", QUICK).refresh()
+
+
+def test_two_at_once_read_each_file_once(remote: MemoryFileSystem, reads: list[str], fetch: Open) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(lambda _: fetch(refresh=False), range(2)))
+    assert folders[0] == folders[1]
+    assert sorted(reads) == ["a/1.png", "a/2.png", "notes.txt"]
+
+
+def test_an_interrupted_read_ends_at_once_and_leaves_nothing(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def never(self: Fetcher, files: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fetcher, "run", never)
+    with pytest.raises(KeyboardInterrupt):
+        fetch()
+    assert not list(tmp_path.rglob(".build-*"))
+    assert not [thread for thread in threading.enumerate() if "lit_data" in thread.name]
+
+
+def test_a_list_of_sums_is_used_and_left_out(remote: MemoryFileSystem, fetch: Open) -> None:
+    sums = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed  a/1.png\n" + "0" * 64 + "  a/2.png\n"
+    remote.pipe("/set/SHA256SUMS", sums.encode())
+    with pytest.raises(DataError, match=r"1 of 3 files .*\n.*a/2\.png: its SHA256 sum is 3fc4ccf.*states 0000"):
+        fetch()
+    assert sorted(_files(fetch(checksums=False))) == ["a/1.png", "a/2.png", "notes.txt"]
+    remote.pipe("/set/SHA256SUMS", b"0" * 64 + b"  missing.png\n")
+    with pytest.raises(DataError, match=r"1 files of memory://set/SHA256SUMS are not there:\n.*missing\.png"):
+        fetch()
+
+
+def test_options_of_s3_are_refused_elsewhere(remote: MemoryFileSystem, fetch: Open) -> None:
+    with pytest.raises(ConfigError, match=r"remote\.anon is for S3, and data\.root is memory://"):
+        fetch(anon=True)
+
+
+@pytest.mark.parametrize(("root", "match"), [("nosuch://x", "knows no such scheme"), ("gs://x", "needs a package")])
+def test_what_cannot_be_read_says_what_to_install(tmp_path: Path, root: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Root(root, tmp_path, QUICK).refresh()
+
+
+def test_a_missing_s3fs_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    def fail(scheme: str) -> None:
+        raise ImportError("Install s3fs")
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", fail)
+    with pytest.raises(ConfigError, match=r"pip install 'lit_data\[remote\]'"):
+        Root("s3://bucket/set", tmp_path, QUICK).refresh()
+
+
+def test_what_is_done_is_said(remote: MemoryFileSystem, fetch: Open, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    fetch()
+    assert "memory://set: 3 files, 10 bytes; 3 to read (10 bytes), 0 gone; mirror in " in caplog.text

@@ -1,0 +1,142 @@
+"""Folders of a server process on loopback that speaks S3."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fsspec.config import conf
+
+from lit_data.errors import DataError
+from lit_data.io.remote import RemoteOptions, Root
+from lit_data.io.remote.connection_listed import S3Connection
+from tests.io.remote.servers import s3_server
+
+FILES = {f"{number % 2}/{number}.png": os.urandom(1000 + number) for number in range(6)}
+SECRET = "hunter2SECRET/abc"
+Fetch = Callable[..., dict[str, bytes]]
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: SimpleNamespace, request: pytest.FixtureRequest) -> str:
+    name = f"b{hashlib.sha256(request.node.name.encode()).hexdigest()[:20]}"
+    server.client.create_bucket(Bucket=name)
+    for key, content in FILES.items():
+        server.client.put_object(Bucket=name, Key=f"my set/{key}", Body=content)
+    for folder in ("my set/", "my set/0/", "my set/empty/"):  # as the console makes folders
+        server.client.put_object(Bucket=name, Key=folder, Body=b"")
+    return name
+
+
+@pytest.fixture
+def fetch(server: SimpleNamespace, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetch:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("AWS_CONFIG_FILE", str(tmp_path / "none")),
+        ("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none")),
+    ):
+        monkeypatch.setenv(name, value)
+
+    def read(**options: Any) -> dict[str, bytes]:
+        chosen = RemoteOptions(**{"backoff_s": 0.001, "retries": 2, "endpoint_url": server.url, **options})
+        root = Root(f"s3://{bucket}/my set", tmp_path / "remote", chosen)
+        root.refresh()
+        paths = (path for path in root.folder.rglob("*") if path.is_file())
+        return {path.relative_to(root.folder).as_posix(): path.read_bytes() for path in paths}
+
+    return read
+
+
+def test_a_folder_of_a_bucket(
+    server: SimpleNamespace, bucket: str, fetch: Fetch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("DEBUG")
+    assert fetch() == FILES
+    server.client.put_object(Bucket=bucket, Key="my set/1/1.png", Body=b"another")
+    server.client.delete_object(Bucket=bucket, Key="my set/0/0.png")
+    caplog.clear()
+    assert fetch() == {key: FILES[key] for key in FILES if key != "0/0.png"} | {"1/1.png": b"another"}
+    assert "1 to read (7 bytes), 1 gone" in caplog.text
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert SECRET not in caplog.text
+    assert SECRET.encode() not in written
+
+
+def test_another_machine_sees_the_same_times(fetch: Fetch, tmp_path: Path) -> None:
+    def times() -> dict[str, int]:
+        (folder,) = (tmp_path / "remote").glob("*/my_set")
+        return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.png")}
+
+    fetch()
+    before = times()
+    (tmp_path / "remote").rename(tmp_path / "old")
+    fetch()
+    assert times() == before
+
+
+def test_the_tag_of_an_object_is_its_sum(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = hashlib.md5(b"as it was").hexdigest()
+    monkeypatch.setattr(S3Connection, "_find_md5", lambda self, _: tag)
+    with pytest.raises(DataError, match=rf"6 of 6 files .*\n.*its MD5 sum is \w+, the server states {tag}"):
+        fetch()
+    assert fetch(checksums=False) == FILES
+
+
+def test_the_tag_of_an_encrypted_object_is_none(
+    server: SimpleNamespace, bucket: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, content in FILES.items():
+        server.client.put_object(Bucket=bucket, Key=f"my set/{key}", Body=content, ServerSideEncryption="aws:kms")
+    monkeypatch.setattr(S3Connection, "_find_md5", lambda self, _: "0" * 32)
+    assert fetch() == FILES
+
+
+def test_objects_made_of_parts_have_no_sum(server: SimpleNamespace, bucket: str, fetch: Fetch) -> None:
+    place = {"Bucket": bucket, "Key": "my set/large.png"}
+    upload = server.client.create_multipart_upload(**place)["UploadId"]
+    part = server.client.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"x" * 10)
+    parts = {"Parts": [{"ETag": part["ETag"], "PartNumber": 1}]}
+    server.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=parts)
+    assert fetch() == FILES | {"large.png": b"x" * 10}
+
+
+def test_keys_are_not_trusted(server: SimpleNamespace, bucket: str, fetch: Fetch, tmp_path: Path) -> None:
+    for key in ("my set/../../evil.png", "my set//x.png", "my set/0"):
+        server.client.put_object(Bucket=bucket, Key=key, Body=b"evil")
+    with pytest.raises(DataError, match="3 bad names"):
+        fetch()
+    assert not list(tmp_path.rglob("*.png"))
+
+
+def test_missing_buckets_and_credentials_say_what_to_do(
+    server: SimpleNamespace, bucket: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"s3://none/x: not found \(404\); check data\.root"):
+        Root("s3://none/x", tmp_path, RemoteOptions(endpoint_url=server.url)).refresh()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(DataError, match=r"no credentials were found; .*AWS_PROFILE.*data\.remote\.anon=true"):
+        fetch()
+    with monkeypatch.context() as patch:
+        patch.setitem(conf, "s3", {"key": "writer", "secret": "writer", "config_kwargs": {"user_agent_extra": "me"}})
+        assert fetch() == FILES
+    with pytest.raises(DataError, match=r"6 of 6 files .*\n.*0/0\.png: access denied \(403\)\n"):
+        fetch(anon=True, endpoint_url=f"{server.url}/")  # another mirror, so all are read
+    for key in FILES:
+        server.client.put_object_acl(Bucket=bucket, Key=f"my set/{key}", ACL="public-read")
+    assert fetch(anon=True, region="eu-west-1", endpoint_url=f"{server.url}/") == FILES

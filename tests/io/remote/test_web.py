@@ -1,0 +1,238 @@
+"""Folders of a web server on loopback that misbehaves."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.config import conf
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.remote import RemoteOptions, Root, Scope
+from tests.io.remote.servers import WebServer
+
+FILES = {f"set/{number % 3}/{number}.png": os.urandom(2000 + number) for number in range(9)}
+Fetch = Callable[..., dict[str, bytes]]
+READER = """
+import sys
+from pathlib import Path
+from lit_data.io.remote import RemoteOptions, Root
+Root(sys.argv[1], Path(sys.argv[2]), RemoteOptions()).refresh()
+"""
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with WebServer().running() as server:
+        server.files |= FILES
+        yield server
+
+
+@pytest.fixture
+def fetch(web: WebServer, tmp_path: Path) -> Fetch:
+    def read(folder: str = "set", scope: Scope | None = None, **options: Any) -> dict[str, bytes]:
+        chosen = RemoteOptions(**{"backoff_s": 0.001, "retries": 3, "timeout_s": 5, **options})
+        root = Root(f"{web.url}/{folder}", tmp_path / "remote", chosen, scope)
+        root.refresh()
+        paths = (path for path in root.folder.rglob("*") if path.is_file())
+        return {path.relative_to(root.folder).as_posix(): path.read_bytes() for path in paths}
+
+    return read
+
+
+def _below(folder: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name.removeprefix(f"{folder}/"): content for name, content in files.items()}
+
+
+def test_index_pages_are_followed(web: WebServer, fetch: Fetch) -> None:
+    web.files |= {"set/with space/ä #1%.png": b"odd", "set/.hidden/x.png": b"no", "other/y.png": b"no"}
+    assert fetch() == _below("set", FILES) | {"with space/ä #1%.png": b"odd"}
+    assert not [path for _, path in web.asked if ".hidden" in path or "other" in path]
+    assert web.most_busy <= 16
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("lit_data", "asyncio"))]
+
+
+def test_connections_are_bounded(web: WebServer, fetch: Fetch) -> None:
+    fetch(connections=2)
+    assert web.most_busy <= 2
+
+
+@pytest.mark.parametrize("tags", [True, False])
+def test_only_changes_are_read_again(web: WebServer, fetch: Fetch, tags: bool) -> None:
+    web.tags, web.headers = tags, {} if tags else {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    fetch()
+    web.asked.clear()
+    web.files["set/0/0.png"] += b"+" if tags else b"another size"
+    assert fetch() == _below("set", web.files)
+    assert [path for (method, path), _ in web.asked.items() if method == "GET" and path.endswith(".png")] == [
+        "set/0/0.png"
+    ]
+
+
+def test_only_files_of_the_patterns_are_asked_for(web: WebServer, fetch: Fetch) -> None:
+    assert set(fetch(scope=Scope.of_images(("0/*.png",)))) == {"0/0.png", "0/3.png", "0/6.png"}
+    assert not [path for _, path in web.asked if path.startswith("set/1/") and path.endswith(".png")]
+
+
+@pytest.mark.parametrize(
+    "faults", [[503, 503], [500], [429, 408], ["cut"], ["hang"], ["cut", "hang", 502]], ids=lambda faults: str(faults)
+)
+def test_faults_that_pass_are_passed(web: WebServer, fetch: Fetch, faults: list[int | str]) -> None:
+    web.faults["set/0/0.png"] = list(faults)
+    hangs = "hang" in faults  # a busy machine may then need more tries for other files too
+    assert fetch(timeout_s=0.4 if hangs else 5, retries=9) == _below("set", FILES)
+    assert hangs or web.asked["GET", "set/0/0.png"] == len(faults) + 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "match"),
+    [
+        (503, r"0/0\.png: the server answers 503 \(.*\), 4 times; try again later, or raise data\.remote\.retries"),
+        ("cut", r"0/0\.png: no connection \(.*\), 4 times"),
+        ("hang", r"0/0\.png: no answer in time, 4 times"),
+    ],
+)
+def test_faults_that_stay_end_it(web: WebServer, fetch: Fetch, fault: int | str, match: str) -> None:
+    web.faults["set/0/0.png"] = [fault] * 9
+    with pytest.raises(DataError, match=match):
+        fetch(timeout_s=0.2 if fault == "hang" else 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "match"), [(403, r"access denied \(403\)\W+credentials belong"), (404, r"not found \(404\)")]
+)
+def test_what_is_forbidden_or_missing_is_not_asked_for_again(
+    web: WebServer, fetch: Fetch, status: int, match: str
+) -> None:
+    web.faults["set/0/0.png"] = [status]
+    with pytest.raises(DataError, match=match):
+        fetch()
+    assert web.asked["GET", "set/0/0.png"] == 1
+    web.faults["set/"] = [status]
+    with pytest.raises(DataError, match=match):
+        fetch()
+    assert fetch() == _below("set", FILES)  # and only the one that is missing was read
+
+
+def _sums(files: dict[str, bytes]) -> bytes:
+    lines = (f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in _below("set", files).items())
+    return "\n".join(lines).encode()
+
+
+def test_a_list_of_sums_stands_for_index_pages(web: WebServer, fetch: Fetch) -> None:
+    web.indexed, web.files["set/SHA256SUMS"] = False, _sums(FILES)
+    web.faults["set/0/0.png"] = ["wrong"]
+    assert fetch() == _below("set", FILES)
+    assert web.asked["GET", "set/0/0.png"] == 2
+
+
+def test_a_sum_that_stays_wrong_ends_it(web: WebServer, fetch: Fetch) -> None:
+    web.files["set/SHA256SUMS"] = _sums(FILES | {"set/0/0.png": b"as it was"})
+    match = r"0/0\.png: its SHA256 sum is \w+, the server states \w+: the file there is damaged.*checksums=false"
+    with pytest.raises(DataError, match=match):
+        fetch()
+    assert web.asked["GET", "set/0/0.png"] == 2
+    assert fetch(checksums=False) == _below("set", FILES)
+
+
+def test_a_list_of_names_can_be_named(web: WebServer, fetch: Fetch) -> None:
+    web.indexed, web.files["set/files.txt"] = False, b"0/0.png\n1/1.png\n"
+    assert set(fetch(file_list="files.txt")) == {"0/0.png", "1/1.png"}
+    with pytest.raises(DataError, match=r"none\.txt: not found"):
+        fetch(file_list="none.txt")
+
+
+def test_names_of_a_list_are_not_trusted(web: WebServer, fetch: Fetch, tmp_path: Path) -> None:
+    web.files["set/SHA256SUMS"] = b"../../evil.png\n/etc/passwd\n0/0.png\n"
+    web.files["evil.png"] = b"evil"
+    with pytest.raises(DataError, match="2 bad names"):
+        fetch()
+    assert not list(tmp_path.rglob("*.png"))
+
+
+def test_a_page_for_everything_is_no_list(web: WebServer, fetch: Fetch) -> None:
+    web.files["set/SHA256SUMS"] = b"<!DOCTYPE html>Welcome"
+    assert fetch() == _below("set", FILES)
+
+
+def test_folders_without_an_index_say_what_to_do(web: WebServer, fetch: Fetch) -> None:
+    web.files["plain/"] = b"hello"
+    with pytest.raises(DataError, match=r"plain/: no index page but application/octet-stream; .*SHA256SUMS"):
+        fetch("plain")
+    web.indexed = False
+    with pytest.raises(DataError, match=r"/set/?: not found \(404\)"):
+        fetch()
+
+
+def test_index_pages_without_an_end_are_left(web: WebServer, fetch: Fetch) -> None:
+    for depth in range(40):
+        web.pages["loop/" + "x/" * depth] = b"<html><a href='x/'>x</a></html>"
+    with pytest.raises(DataError, match="index pages have no end"):
+        fetch("loop")
+
+
+def test_files_arrive_as_they_are_stored(web: WebServer, fetch: Fetch) -> None:
+    web.headers["Content-Encoding"] = "gzip"  # what some servers say of every .nii.gz
+    web.files = {"set/a.nii.gz": b"\x1f\x8b not undone"}
+    web.files["set/SHA256SUMS"] = b"a.nii.gz\n"
+    assert fetch() == {"a.nii.gz": b"\x1f\x8b not undone"}
+
+
+def test_signatures_of_a_redirect_are_not_shown(web: WebServer, fetch: Fetch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    web.redirects["set/0/0.png"] = f"{web.url}/gone.png?X-Amz-Signature=hunter2SECRET"
+    with pytest.raises(DataError, match=r"0/0\.png: not found") as caught:
+        fetch()
+    chain = [caught.value, caught.value.__cause__, caught.value.__context__]
+    assert "hunter2SECRET" not in f"{chain}{caplog.text}"
+
+
+def test_too_much_is_refused_before_anything_is_read(web: WebServer, fetch: Fetch) -> None:
+    with pytest.raises(ConfigError, match=r"9 files of 18\.0 kB \(18036 bytes\) are more than data\.remote\.max_bytes"):
+        fetch(max_bytes=18035)
+    assert not [path for (method, path) in web.asked if method == "GET" and path.endswith(".png")]
+
+
+def test_headers_of_the_users_configuration_are_sent(
+    web: WebServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(conf, "https", {"client_kwargs": {"headers": {"Authorization": "Bearer hunter2"}}})
+    assert fetch() == _below("set", FILES)
+    assert web.last_authorization == "Bearer hunter2"
+
+
+def test_netrc_gives_credentials(web: WebServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2SECRET\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    fetch()
+    assert web.last_authorization is not None
+    assert web.last_authorization.startswith("Basic ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+def test_a_reader_that_is_ended_leaves_what_the_next_one_needs(
+    web: WebServer, fetch: Fetch, tmp_path: Path, number: signal.Signals
+) -> None:
+    web.faults["set/2/8.png"] = ["hang"]
+    words = [sys.executable, "-c", READER, f"{web.url}/set", str(tmp_path / "remote")]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as reader:
+        while len(list(tmp_path.glob("remote/*/set/*/*.png"))) < 8 and reader.poll() is None:
+            threading.Event().wait(0.02)
+        reader.send_signal(number)
+        assert reader.wait(20) != 0
+    assert len(list(tmp_path.glob("remote/*/.build-*"))) == (number == signal.SIGKILL)
+    web.asked.clear()
+    assert fetch() == _below("set", FILES)
+    assert [path for (method, path) in web.asked if method == "GET" and path.endswith(".png")] == ["set/2/8.png"]
+    assert not list(tmp_path.glob("remote/*/.build-*"))

@@ -33,9 +33,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """Predict everything below the root.
 
     What is written depends on the data: see `MapFiles` for stripes, `MarkFiles` for watermarks, `BoxWriter` for images
-    with boxes and `VolumeWriter` for volumes. The first two work on whole images, tile by tile, and go on where they
-    were interrupted with ``predict.resume=true predict.folder=FOLDER``: images of which all files are there are left as
-    they are, if weights and options are those of the run before; if not, the differences are named.
+    with boxes, `VolumeWriter` for volumes and `generate` for generated images, which need the data for its sides alone.
+    The first two work on whole images, tile by tile, and go on where they were interrupted with
+    ``predict.resume=true predict.folder=FOLDER``: images of which all files are there are left as they are, if weights
+    and options are those of the run before; if not, the differences are named.
 
     Bad inputs are left out, listed at the end and in ``bad.csv``, and do not stop the rest. As they have no prediction,
     the command then ends with exit code 3, as for any bad image, but after all else is written, summary.json too.

@@ -16,7 +16,8 @@ from lit_data.datamodules.batch_format import BatchFormat, format_batch
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor, measure_reach_px
 from lit_data.inference.forward import Forward, ForwardOptions
-from lit_data.inference.runner import try_twice
+from lit_data.inference.lanes import choose_lanes
+from lit_data.inference.try_twice import try_twice
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,8 @@ def open_predictor(
         ConfigError: The options do not fit each other, or the net gives no probability.
     """
     on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
-    batch_size = options.batch_size or _choose_batch_size(options, on_cpu=on_cpu)
+    lanes = options.lanes or _choose_lanes(options, device)
+    batch_size = options.batch_size or _choose_batch_size(options, lanes, on_cpu=on_cpu)
     few = images.count_sizes() <= _FEW_SIZES
     # Compiled for tiles of one size, to which smaller ones are filled up in any case.
     round_px = max(options.tile_sides_px) if options.quantise == "static" else options.round_px
@@ -164,13 +166,19 @@ def open_predictor(
         compile=options.compile,
         augment=options.augment,
         value_range=images.value_range,
+        lanes=lanes,
         readers=options.readers,
         device=device,
     )
 
 
-def _choose_batch_size(options: PredictOptions, *, on_cpu: bool) -> int:
-    size = max(4 if on_cpu else 16, options.min_batch_size)
+def _choose_lanes(options: PredictOptions, device: torch.device) -> int:
+    return 1 if options.compile or options.quantise == "static" else choose_lanes(device)
+
+
+def _choose_batch_size(options: PredictOptions, lanes: int, *, on_cpu: bool) -> int:
+    # In lanes a batch is no faster than its tiles, and for each size oneDNN makes kernels, which takes 30 ms for a net.
+    size = max((4 if lanes == 1 else 1) if on_cpu else 16, options.min_batch_size)
     return size if options.max_batch_size is None else min(size, options.max_batch_size)
 
 

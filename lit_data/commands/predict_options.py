@@ -25,6 +25,7 @@ _HOW: Final = (
     "memory_limit_bytes",
     "channels_last",
     "compile",
+    "lanes",
     "readers",
     "onnx",
 )
@@ -43,6 +44,7 @@ class PredictOptions:
         folder: Where the files go; None: into the run folder.
         resume: Go on in a folder where a run was interrupted; for maps and masks.
         clean: Write watermarked images with the marks painted over as well.
+        count: Images that a generative model makes; None: 64.
         large_px: Images of more pixels are predicted through a temporary file.
         tile_px: See `TiledPredictor`, as all that follows.
         overlap_px: None: as much as the net's receptive field asks for, at most half a tile.
@@ -50,7 +52,7 @@ class PredictOptions:
         margin_px: As there.
         multiple_px: As there.
         round_px: None: 1 where images have few sizes, else as there.
-        batch_size: None: 4 on the CPU, 16 elsewhere.
+        batch_size: None: on the CPU 1 in each of several lanes, or 4; 16 elsewhere.
         min_batch_size: As there.
         max_batch_size: As there.
         memory_limit_bytes: As there.
@@ -58,6 +60,7 @@ class PredictOptions:
         channels_last: None: on the CPU, and elsewhere in half precision.
         compile: As there.
         augment: As there.
+        lanes: As there; None: on the CPU one for each core that torch uses, at most 4, and one for what is compiled.
         readers: As there.
         quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`; see
             `lit_data.inference.quantise_net`.
@@ -74,6 +77,7 @@ class PredictOptions:
     folder: str | None = None
     resume: bool = False
     clean: bool = False
+    count: int | None = None
     large_px: int = 50_000_000
     tile_px: int | Sequence[int] = 512
     overlap_px: int | None = None
@@ -89,6 +93,7 @@ class PredictOptions:
     channels_last: bool | None = None
     compile: bool = False
     augment: Augment | None = None
+    lanes: int | None = None
     readers: int = 2
     quantise: Mode | None = None
     calibration_images: int = 32
@@ -104,6 +109,8 @@ class PredictOptions:
             )
         if self.on_bad not in get_args(OnBad):
             raise ConfigError(f"predict.on_bad={self.on_bad!r} is unknown: choose one of {', '.join(get_args(OnBad))}")
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"predict.count={self.count} must be at least 1")
         if self.overlap_px is None and self.margin_px is not None:
             raise ConfigError(f"predict.margin_px={self.margin_px} needs predict.overlap_px too")
         if self.quantise not in (None, *get_args(Mode)):
@@ -112,9 +119,18 @@ class PredictOptions:
             )
         if self.calibration_images < 1:
             raise ConfigError(f"predict.calibration_images={self.calibration_images} must be at least 1")
-        if self.quantise == "static" and self.compile:
+        if self.quantise == "static":
+            self._check_static()
+
+    def _check_static(self) -> None:
+        if self.compile:
             raise ConfigError("predict.quantise=static compiles by itself: leave predict.compile out")
-        if self.quantise == "static" and self.memory_limit_bytes is not None:
+        if self.lanes is not None and self.lanes > 1:
+            raise ConfigError(
+                f"predict.lanes={self.lanes} is not for what predict.quantise=static compiles, which uses all cores by "
+                "itself: leave it out"
+            )
+        if self.memory_limit_bytes is not None:
             raise ConfigError(
                 "predict.memory_limit_bytes counts tensors, which does not work within what predict.quantise=static "
                 "compiles: set predict.batch_size instead"

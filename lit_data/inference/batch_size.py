@@ -49,17 +49,20 @@ class BatchSize:
     Args:
         limits: What it may be.
         most: What memory is known to hold; None if that is not known.
+        alone: See below.
 
     Attributes:
         size: Tiles of the next batch.
         fails: Smallest size that failed, if one did.
+        alone: Whether memory holds a batch only if nothing else is under way.
     """
 
-    def __init__(self, limits: BatchRange, most: int | None = None) -> None:
+    def __init__(self, limits: BatchRange, most: int | None = None, *, alone: bool = False) -> None:
         self._smallest = limits.smallest
         self._top = limits.top if most is None else min(limits.top, most)
         self.size = min(limits.start, self._top)
         self.fails: int | None = None
+        self.alone = alone
         self._fits = self._clean = 0
 
     def succeed(self, tiles: int) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Forward:
         self._format = torch.channels_last if options.channels_last else torch.contiguous_format
         if options.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._evaluation = _Evaluation(self.model)
         self._call: Callable[[Tensor], Tensor] = self.model
         if options.compile:
             check_compiler(device)
@@ -100,7 +102,7 @@ class Forward:
         return self._run(tiles, self.model)
 
     def _run(self, tiles: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
-        with _evaluating(self.model), torch.inference_mode(), self._autocast():
+        with self._evaluation.on(), torch.inference_mode(), self._autocast():
             images = _to_unit(tiles.to(self.device), self.options.value_range)
             images = images.contiguous(memory_format=self._format)
             if self.options.augment is None:
@@ -158,13 +160,27 @@ def _check_output(found: object, images: Tensor, model: nn.Module) -> None:
     )
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [part for part in model.modules() if part.training]
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
+class _Evaluation:
+    """Keeps a net in evaluation mode while at least one thread calls it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._lock = model, threading.Lock()
+        self._calls = 0
+        self._training: list[nn.Module] = []
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        with self._lock:
+            self._calls += 1
+            if self._calls == 1 and (training := [part for part in self._model.modules() if part.training]):
+                self._training = training
+                self._model.eval()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if self._calls == 0:
+                    for part in self._training:
+                        part.training = True
+                    self._training = []

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,17 +16,20 @@ from torch import Tensor, nn
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import pair_px
 from lit_data.inference.batch_size import BatchRange
+from lit_data.inference.batch_sizes import BatchSizes
 from lit_data.inference.batches import Job
 from lit_data.inference.blending import Blend
 from lit_data.inference.forward import Activation, Forward, ForwardOptions, Precision
+from lit_data.inference.lanes import Lanes, check_lanes
 from lit_data.inference.npy_file import FileDtype, NpyTarget, replacing_file
 from lit_data.inference.progress import Meter, OnProgress
 from lit_data.inference.reach import measure_reach_px
-from lit_data.inference.runner import BatchSizes, Runner, try_twice
+from lit_data.inference.runner import Runner
 from lit_data.inference.slabs import MemoryTarget
 from lit_data.inference.sources import Image, Images, Source, open_source, open_sources
 from lit_data.inference.stream import TileStream
 from lit_data.inference.tiling import Size, Tiling
+from lit_data.inference.try_twice import try_twice
 from lit_data.inference.turns import Augment
 
 
@@ -37,8 +41,8 @@ class TiledPredictor:
     reflected up to a multiple of `round_px` and cut back.
 
     If memory runs out, the batch is predicted in halves and the size that works is kept for later calls. The model goes
-    to `device` (and to the format of `channels_last`) and stays there; in every other way it is as before after each
-    batch, its training mode too. One predictor may serve one thread at a time.
+    to `device` (and to the format of `channels_last`) and stays there; in every other way it is as before when no batch
+    is under way, its training mode too. One predictor may serve one thread at a time.
 
     Args:
         model: From [B, C, h, w] float32 to [B, K, h, w]. Whole numbers come as 0..1, floats as they are.
@@ -54,7 +58,8 @@ class TiledPredictor:
         batch_size: Tiles of the first batch.
         min_batch_size: If so many tiles do not fit, a `BatchMemoryError` comes.
         max_batch_size: The batch grows up to this while batches go well, never to a size that failed. None: batch_size.
-        memory_limit_bytes: What weights and a batch may take on the device; batches are made smaller by it.
+        memory_limit_bytes: What weights and the batches under way may take on the device; batches are made smaller by
+            it.
         precision: `bf16` and `fp16` by autocast.
         channels_last: Memory format of weights and tiles.
         compile: By `torch.compile`, at the first batch of a size; all tiles then have the full size. Needs a C++
@@ -62,6 +67,8 @@ class TiledPredictor:
         augment: Average over 4 (`flips`) or 8 (`d4`, flips and quarter turns) sides. For values without a direction.
         activation: `sigmoid` or `softmax` over the K channels, before anything is averaged.
         value_range: Pixels (low, high) that become 0 and 1; None: the range of the dtype.
+        lanes: Threads that call the net side by side, each with its share of the cores; for the CPU, and not for what
+            is compiled. The net must bear that: one that changes itself in `forward` does not.
         readers: Threads that load images, if they must be loaded.
         device: Where the net computes; None: where it is.
 
@@ -89,19 +96,25 @@ class TiledPredictor:
         augment: Augment | None = None,
         activation: Activation = "none",
         value_range: tuple[float, float] | None = None,
+        lanes: int = 1,
         readers: int = 1,
         device: torch.device | str | None = None,
     ) -> None:
         if readers < 1:
             raise ConfigError(f"readers={readers} must be at least 1")
         sides = pair_px("tile_px", tile_px)
-        self._readers = readers
+        check_lanes(lanes)
+        self._readers, self._lanes = readers, lanes
         self._tiling = Tiling(sides, overlap_px, margin_px, blend, multiple_px, max(sides) if compile else round_px)
         self._measured = blend == "constant" or margin_px is not None
         limits = BatchRange(batch_size, min_batch_size, max_batch_size)
         options = ForwardOptions(precision, channels_last, compile, augment, activation, value_range)
-        self._forward = Forward(model, torch.device(device) if device else _find_device(model), options)
-        self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes)
+        place = torch.device(device) if device else _find_device(model)
+        if lanes > 1 and (compile or place.type != "cpu"):
+            what = "what is compiled" if compile else str(place)
+            raise ConfigError(f"lanes={lanes} is not for {what}, which uses all cores by itself: leave it out")
+        self._forward = Forward(model, place, options)
+        self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes, lanes)
 
     def predict(
         self,
@@ -190,8 +203,8 @@ class TiledPredictor:
         return self._tiling
 
     def _stream(self, jobs: Iterable[Job], meter: Meter) -> Iterator[Job]:
-        runner = Runner(self._forward, self._sizes, meter.add_tiles)
-        return TileStream(runner, self._sizes).run(jobs)
+        with closing(Lanes(self._lanes)) as lanes:
+            yield from TileStream(Runner(self._forward, self._sizes, lanes, meter.add_tiles), lanes.count).run(jobs)
 
 
 def _find_device(model: nn.Module) -> torch.device:

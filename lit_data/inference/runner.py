@@ -1,185 +1,191 @@
 """Batches go through the net, in smaller pieces where memory runs out; every tile comes back once and in order."""
 
-import gc
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.filesize import decimal
 from torch import Tensor
 
 from lit_data.errors import BatchMemoryError
-from lit_data.inference.batch_size import BatchRange, BatchSize
+from lit_data.inference.batch_size import BatchSize
+from lit_data.inference.batch_sizes import AHEAD, BatchSizes
 from lit_data.inference.batches import Job, Kind, TileBatch
 from lit_data.inference.forward import Forward
-from lit_data.inference.memory import count_weight_bytes, measure_peak_bytes
+from lit_data.inference.lanes import Lanes
+from lit_data.inference.try_twice import ADVICE, release_memory
 from lit_data.out_of_memory import is_out_of_memory
-
-T = TypeVar("T")
-
-_ADVICE: Final = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """Values on their way back from the device."""
+class Piece:
+    """Tiles of a batch that go through the net together, from `start` to before `stop`."""
 
-    values: Tensor
-    jobs: Sequence[Job]
-    arrived: torch.cuda.Event | None
+    batch: TileBatch
+    start: int
+    stop: int
 
-    def land(self) -> None:
-        """Wait for them and put them into their images."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        for job, values in zip(self.jobs, self.values, strict=True):
-            job.stitcher.add(values)
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def tiles(self) -> NDArray[Any]:
+        """[n, C, h, w] as stored."""
+        return self.batch.tiles[self.start : self.stop]
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """For each tile its image."""
+        return self.batch.jobs[self.start : self.stop]
+
+    def part(self, start: int, tiles: int) -> "Piece":
+        """At most so many of its tiles, from `start` on."""
+        return Piece(self.batch, start, min(start + tiles, self.stop))
 
 
-class BatchSizes:
-    """The batch size of each kind of tile; it outlives a call of the predictor.
+class Answer(NamedTuple):
+    """What came of a piece: values on their way to the CPU, or why they do not fit into memory."""
 
-    Args:
-        forward: The net.
-        limits: What the sizes may be.
-        memory_limit_bytes: What weights and one batch may take; None leaves it to the device.
-    """
+    values: Tensor | None
+    arrived: torch.cuda.Event | None = None
+    failure: str = ""
 
-    def __init__(self, forward: Forward, limits: BatchRange, memory_limit_bytes: int | None) -> None:
-        self._forward, self._limits, self._memory_limit_bytes = forward, limits, memory_limit_bytes
-        self._sizes: dict[Kind, BatchSize] = {}
 
-    def of(self, kind: Kind) -> BatchSize:
-        """The size of one kind.
+class Flight(NamedTuple):
+    """A piece under way."""
 
-        Raises:
-            BatchMemoryError: The memory limit does not hold the smallest batch.
-        """
-        if kind not in self._sizes:
-            most = None if self._memory_limit_bytes is None else self._count_fitting(kind, self._memory_limit_bytes)
-            self._sizes[kind] = BatchSize(self._limits, most)
-        return self._sizes[kind]
+    piece: Piece
+    answer: "Future[Answer]"
 
-    def _count_fitting(self, kind: Kind, limit_bytes: int) -> int:
-        tile_bytes = self._measure_tile(kind)
-        weight_bytes = count_weight_bytes(self._forward.model)
-        most = (limit_bytes - weight_bytes) // tile_bytes
-        if most < self._limits.smallest:
-            raise BatchMemoryError(
-                f"memory_limit_bytes={limit_bytes} ({decimal(limit_bytes)}) does not hold "
-                f"{self._limits.smallest} tiles of {kind}: the model takes {decimal(weight_bytes)}, "
-                f"each tile {decimal(tile_bytes)}; {_ADVICE}"
-            )
-        return most
-
-    def _measure_tile(self, kind: Kind) -> int:
-        tile = torch.from_numpy(np.zeros((1, *kind.shape), kind.dtype))
-
-        def measure() -> int:
-            return measure_peak_bytes(lambda: self._forward.call_plain(tile))
-
-        return max(1, try_twice(measure, f"a single tile of {kind}", self._forward.device))
+    @property
+    def failed(self) -> bool:
+        """Whether it is known already that it does not fit."""
+        return self.answer.done() and self.answer.result().values is None
 
 
 class Runner:
     """Sends batches to the device.
 
-    On a GPU the values of a batch are put into their images while the next one is computed.
+    The values of a batch are put into their images while the next ones are computed: on a GPU, or in several lanes.
 
     Args:
         forward: The net.
         sizes: How many tiles at once.
+        lanes: Where the net is called.
         on_tiles: Called with the number of tiles that came back.
     """
 
-    def __init__(self, forward: Forward, sizes: BatchSizes, on_tiles: Callable[[int], None]) -> None:
-        self._forward, self._sizes, self._on_tiles = forward, sizes, on_tiles
+    def __init__(self, forward: Forward, sizes: BatchSizes, lanes: Lanes, on_tiles: Callable[[int], None]) -> None:
+        self._forward, self._sizes, self._lanes, self._on_tiles = forward, sizes, lanes, on_tiles
         self._flights: deque[Flight] = deque()
-        self._depth = 1 if forward.device.type == "cuda" else 0
+        self._depth = AHEAD * lanes.count if lanes.count > 1 else int(forward.device.type == "cuda")
+
+    @property
+    def busy(self) -> bool:
+        """Whether as much is under way as may be."""
+        return len(self._flights) >= self._depth
+
+    def size_of(self, kind: Kind) -> BatchSize:
+        """The batch size of tiles of one kind.
+
+        Raises:
+            BatchMemoryError: The memory limit does not hold the smallest batch.
+        """
+        if self._sizes.must_measure(kind):
+            self.land()
+        return self._sizes.of(kind)
 
     def run(self, batch: TileBatch) -> None:
-        """Predict the tiles of a batch; those of the last piece may still be on their way back.
+        """Predict the tiles of a batch; those of the last pieces may still be under way.
 
         Raises:
             BatchMemoryError: The smallest batch does not fit.
         """
-        size, start, again = self._sizes.of(batch.kind), 0, False
-        while start < len(batch.jobs):
-            stop = min(start + size.size, len(batch.jobs))
-            flight, failure = self._attempt(batch, start, stop, size.size)
-            if flight is None:
-                self.land()  # their memory is free then
-                _release_memory(self._forward.device)
-                smallest = not size.fail(stop - start)
-                if smallest and again:
-                    raise BatchMemoryError(
-                        f"a batch of {stop - start} tiles of {batch.kind} does not fit into memory ({failure}): "
-                        f"{_ADVICE}"
-                    )
-                again = smallest  # a second chance, with what was released
-                continue
-            again = False
-            size.succeed(stop - start)
+        size, start = self.size_of(batch.kind), 0
+        whole = Piece(batch, 0, len(batch.jobs))
+        while start < whole.stop:
+            if size.alone:
+                self.land()
+            piece = whole.part(start, size.size)
+            flight = Flight(piece, self._submit(piece, size.size))
             self._flights.append(flight)
-            self.land(self._depth)
-            start = stop
+            self.land(0 if size.alone or flight.failed else self._depth)
+            start = piece.stop
 
     def land(self, leave: int = 0) -> None:
-        """Put what is on its way back into its images, but for the last so many batches."""
+        """Put what is under way into its images, but for the last so many pieces."""
         while len(self._flights) > leave:
             flight = self._flights.popleft()
-            flight.land()
-            self._on_tiles(len(flight.jobs))
+            answer = flight.answer.result()
+            if answer.values is None:
+                self._retry(flight.piece, answer.failure)
+            else:
+                self._take(flight.piece, answer.values, answer.arrived)
 
-    def _attempt(self, batch: TileBatch, start: int, stop: int, size: int) -> tuple[Flight | None, str]:
-        """Predict some tiles; what was out of memory is text by the end, as an error would keep its tensors alive."""
-        try:
-            tiles = batch.tiles[start:stop]
-            if self._forward.options.compile and len(tiles) < size:
-                tiles = _fill_up(tiles, size)  # another length would be compiled again
-            values = self._forward(torch.from_numpy(tiles))[: stop - start]
-            return _send_back(values, batch.jobs[start:stop]), ""
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return None, str(error).partition("\n")[0]
+    def land_one(self) -> None:
+        """The same for the piece that was sent first, if there is one."""
+        self.land(max(len(self._flights) - 1, 0))
+
+    def _retry(self, piece: Piece, failure: str) -> None:
+        """Predict a piece that did not fit, in smaller ones and with nothing else under way."""
+        wait([flight.answer for flight in self._flights])
+        size, start, failed, again = self._sizes.of(piece.batch.kind), piece.start, len(piece), False
+        while start < piece.stop:
+            if failed:
+                release_memory(self._forward.device)
+                smallest = not size.fail(failed)
+                if smallest and again:
+                    raise BatchMemoryError(
+                        f"a batch of {failed} tiles of {piece.batch.kind} does not fit into memory ({failure}): "
+                        f"{ADVICE}"
+                    )
+                again = smallest  # a second chance, with what was released
+            part = piece.part(start, size.size)
+            values, arrived, failure = self._submit(part, size.size).result()
+            if values is None:
+                failed = len(part)
+                continue
+            size.alone = size.alone or (again and self._lanes.count > 1)
+            self._take(part, values, arrived)
+            start, failed, again = part.stop, 0, False
+
+    def _take(self, piece: Piece, values: Tensor, arrived: torch.cuda.Event | None) -> None:
+        self._sizes.of(piece.batch.kind).succeed(len(piece))
+        if arrived is not None:
+            arrived.synchronize()
+        for job, tile in zip(piece.jobs, values, strict=True):
+            job.stitcher.add(tile)
+        self._on_tiles(len(piece))
+
+    def _submit(self, piece: Piece, size: int) -> "Future[Answer]":
+        return self._lanes.submit(partial(_attempt, self._forward, piece, size))
 
 
-def try_twice(call: Callable[[], T], what: str, device: torch.device) -> T:
-    """The result of a call for which a single tile must fit.
-
-    Raises:
-        BatchMemoryError: Memory ran out, and again after all that could be was released.
-    """
-    failure = ""
-    for _ in range(2):
-        try:
-            return call()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = str(error).partition("\n")[0]
-        _release_memory(device)
-    raise BatchMemoryError(f"{what} does not fit into memory ({failure}): {_ADVICE}")
+def _attempt(forward: Forward, piece: Piece, size: int) -> Answer:
+    """Predict some tiles; what was out of memory is text by the end, as an error would keep its tensors alive."""
+    try:
+        tiles = piece.tiles
+        if forward.options.compile and len(tiles) < size:
+            tiles = _fill_up(tiles, size)  # another length would be compiled again
+        return _send_back(forward(torch.from_numpy(tiles))[: len(piece)])
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return Answer(None, failure=str(error).partition("\n")[0])
 
 
-def _send_back(values: Tensor, jobs: Sequence[Job]) -> Flight:
+def _send_back(values: Tensor) -> Answer:
     if not values.is_cuda:
-        return Flight(values.cpu(), jobs, None)
+        return Answer(values.cpu())
     host = values.to("cpu", non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
-    return Flight(host, jobs, arrived)
-
-
-def _release_memory(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    return Answer(host, arrived)
 
 
 def _fill_up(tiles: NDArray[Any], size: int) -> NDArray[Any]:

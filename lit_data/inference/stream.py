@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from lit_data.inference.batches import Job, Kind, TileBatch
-from lit_data.inference.runner import BatchSizes, Runner
+from lit_data.inference.runner import Runner
 
 _WAITING: Final = 2
-"""Images that may wait for one before them, in batches of single tiles."""
+"""Images that may wait for one before them, in batches of single tiles for each lane."""
 
 
 class TileStream:
@@ -19,11 +19,11 @@ class TileStream:
 
     Args:
         runner: Sends batches to the device.
-        sizes: How large they are.
+        lanes: How many batches the device computes at one time.
     """
 
-    def __init__(self, runner: Runner, sizes: BatchSizes) -> None:
-        self._runner, self._sizes = runner, sizes
+    def __init__(self, runner: Runner, lanes: int) -> None:
+        self._runner, self._lanes = runner, lanes
         self._waiting: deque[Job] = deque()
         self._batches: dict[Kind, TileBatch] = {}
 
@@ -36,7 +36,7 @@ class TileStream:
         for job in jobs:
             self._waiting.append(job)
             self._cut(job)
-            while len(self._waiting) > _WAITING * self._sizes.of(job.kind).size:
+            while len(self._waiting) > _WAITING * self._lanes * self._runner.size_of(job.kind).size:
                 self._hurry()
                 yield from self._take_complete()
             yield from self._take_complete()
@@ -47,19 +47,20 @@ class TileStream:
     def _cut(self, job: Job) -> None:
         for tile in job.tiles:
             if job.kind not in self._batches:
-                self._batches[job.kind] = TileBatch.make(job.kind, self._sizes.of(job.kind).size)
+                self._batches[job.kind] = TileBatch.make(job.kind, self._runner.size_of(job.kind).size)
             batch = self._batches[job.kind]
             batch.add(job, tile)
             if batch.full:
                 self._send(job.kind)
 
     def _hurry(self) -> None:
-        """Finish the image for which the others wait."""
-        self._runner.land()
-        first = self._waiting[0]
-        if not first.stitcher.complete:
-            self._send(first.kind)
-            self._runner.land()
+        """Send what the first image waits for, and the next ones while lanes are free; take one piece back."""
+        for place, job in enumerate(self._waiting):
+            if place and self._runner.busy:
+                break
+            if job.kind in self._batches and job in self._batches[job.kind].jobs:
+                self._send(job.kind)
+        self._runner.land_one()
 
     def _send(self, kind: Kind) -> None:
         self._runner.run(self._batches.pop(kind))

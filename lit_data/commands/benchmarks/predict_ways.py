@@ -1,5 +1,6 @@
 """The ways to predict images that mode ``predict`` compares."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +17,17 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.forward import check_compiler
+from lit_data.inference.lanes import choose_lanes
+from lit_data.inference.memory import measure_peak_bytes
 from lit_data.inference.quantise_net import quantise
 from lit_data.inference.sources import Image
 from lit_data.io.readers import read_image
 
 NAMES: Final = {
     "original": "original: one image at a time, float32",
-    "batched": "batches of tiles, float32",
-    "channels_last": "the same, channels last",
+    "original_bf16": "original: one image at a time, bfloat16",
+    "batched": "tiles of all images, float32",
+    "lanes": "the same, channels last, in lanes",
     "bf16": "the same, bfloat16",
     "compiled": "channels last, compiled",
     "compiled_bf16": "channels last, compiled, bfloat16",
@@ -46,22 +50,31 @@ class Way:
         batch_size: Tiles at once.
         predict: From files to [1, H, W] float32 on the CPU, in their order.
         note: Why it is not measured.
+        lanes: Batches at one time.
+        predict_alone: The same with one lane; None where it has no more.
     """
 
     kind: str
     batch_size: int
     predict: Predict
     note: str = ""
+    lanes: int = 1
+    predict_alone: Predict | None = None
 
     @property
     def name(self) -> str:
         """It alone has it."""
         return f"{self.kind}, batch {self.batch_size}"
 
-    @property
-    def compiled(self) -> bool:
-        """Whether the tensors within it cannot be counted."""
-        return self.kind in COMPILED
+    def measure_peak_bytes(self, paths: Sequence[Path]) -> float:
+        """Bytes of tensors while a batch is predicted in each lane; not known of what is compiled.
+
+        Counted with one lane, as tensors are in the thread that makes them.
+        """
+        predict = self.predict_alone or self.predict
+        if self.kind in COMPILED:
+            return math.nan
+        return self.lanes * measure_peak_bytes(lambda: list(predict(paths[: self.batch_size])))
 
     def run(self, paths: Sequence[Path]) -> None:
         """Predict files, and keep nothing."""
@@ -89,15 +102,29 @@ def list_ways(
     """
     channels = len(read_image(paths[0]))
     make = partial(make_net, cfg, datamodule, weights, channels)  # a net each, as predictors change how it is stored
-    ways = [Way("original", 1, partial(_predict_one_by_one, make().to(device)))]
+    ways = [
+        Way(kind, 1, partial(_predict_one_by_one, make().to(device), has_bf16=kind.endswith("bf16")))
+        for kind in ("original", "original_bf16")
+    ]
+    sizes = options.batch_sizes
     ways += [
-        Way(kind, size, partial(_predict_tiles, _open(kind, make(), size, options.tile_px, device)))
-        for kind in ("batched", "channels_last", "bf16")
-        for size in options.batch_sizes
+        Way("batched", size, partial(_predict_tiles, _open("batched", make(), size, options.tile_px, device)))
+        for size in sizes
+    ]
+    ways += [
+        _make_in_lanes(kind, make(), size, options.tile_px, device) for kind in ("lanes", "bf16") for size in sizes
     ]
     if options.compile:
         ways += [_make_compiled(kind, make(), paths, options, device) for kind in COMPILED]
     return ways
+
+
+def _make_in_lanes(kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device) -> Way:
+    lanes = choose_lanes(device)
+    many, alone = (
+        partial(_predict_tiles, _open(kind, net, batch_size, tile_px, device, lanes=count)) for count in (lanes, 1)
+    )
+    return Way(kind, batch_size, many, lanes=lanes, predict_alone=alone)
 
 
 def _make_compiled(
@@ -112,10 +139,12 @@ def _make_compiled(
             net = quantise(net, mode="static", calibration=tiles)
         return Way(kind, size, partial(_predict_tiles, _open(kind, net, size, options.tile_px, device)))
     except ConfigError as error:
-        return Way(kind, size, partial(_predict_one_by_one, net), note=str(error))
+        return Way(kind, size, partial(_predict_one_by_one, net, has_bf16=False), note=str(error))
 
 
-def _open(kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device) -> TiledPredictor:
+def _open(
+    kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device, *, lanes: int = 1
+) -> TiledPredictor:
     return TiledPredictor(
         net,
         tile_px=tile_px,
@@ -125,16 +154,17 @@ def _open(kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torc
         channels_last=kind != "batched",
         compile=kind.startswith("compiled"),
         round_px=tile_px if kind in COMPILED else None,
+        lanes=lanes,
         readers=_READERS,
         device=device,
     )
 
 
-def _predict_one_by_one(net: nn.Module, paths: Sequence[Path]) -> Iterator[Tensor]:
+def _predict_one_by_one(net: nn.Module, paths: Sequence[Path], *, has_bf16: bool) -> Iterator[Tensor]:
     """As people do it: load, to a tensor, forward, to NumPy."""
     device = next(net.parameters()).device
     for path in paths:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=has_bf16):
             image = torch.from_numpy(read_image(path)).float().div(255)[None].to(device)
             values = net(image)[0].cpu().numpy()
         yield torch.from_numpy(values)

@@ -194,7 +194,7 @@ class DataWaitMonitor(L.Callback):
     def _finish(self, trainer: L.Trainer) -> None:
         self._let_go()
         self._count()
-        if not self._total.tally.measured:
+        if not self._total.tally.measured or not len(self._history.speed.read()[0]):  # a fit that was over already
             return
         sentence = self._total.describe(on_cpu=self._on_cpu)
         rank_zero_info(f"DataWaitMonitor: {sentence}")

@@ -1,17 +1,20 @@
 """``benchmark``: how fast samples are loaded, beside the usual ways to load them, and how fast training could be."""
 
 import logging
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from omegaconf import DictConfig
 
+from lit_data.commands.benchmarks.claims import run_claims
 from lit_data.commands.benchmarks.collate import run_collate
 from lit_data.commands.benchmarks.contest import run_loaders
 from lit_data.commands.benchmarks.ct import run_ct
+from lit_data.commands.benchmarks.gan import run_gan
 from lit_data.commands.benchmarks.headroom import run_headroom
 from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.mosaic import run_mosaic
-from lit_data.commands.benchmarks.options import read_options
+from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
 from lit_data.commands.benchmarks.overhead import run_overhead
 from lit_data.commands.benchmarks.predict import run_predict
 from lit_data.commands.benchmarks.synthesis import run_synthesis
@@ -76,6 +79,25 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``peak_mib``: most memory of tensors while a batch is predicted, for what is not compiled
     - ``note``: why a way was not measured
 
+    `gan` writes a table with a row for each way to make a step of a GAN: ``original`` as it is often written, with
+    fakes made twice, their graph kept, all losses in one backward; ``careful`` with fakes without a graph; ``whole``
+    as `GANModule` makes it, ``checkpointed`` with activations of blocks computed twice, ``parts`` in parts of
+    `micro_batch_sizes`. All steps have the same draws:
+
+    - ``peak_mib``: most memory of tensors in a step with a penalty, weights, optimizers and batch among them: of
+      tensors that operations return on a CPU, ``max_memory_allocated`` on a GPU
+    - ``largest_batch``: the largest batch whose peak is not above that of ``original`` at its batch; 8 times that at
+      most
+    - ``step_ms``: mean over `steps`, with the penalties among them; median of `repeats`
+    - ``gradient_difference``: norm of the difference of both nets' gradients to those of ``original``, by their norm
+    - ``peak_to_original``, ``largest_to_original``, ``time_to_original``: by that of ``original``
+
+    `claims` writes a table with a row for each figure that circulates for this kind of tuning; less is better in all:
+
+    - ``circulates``: as people tell it
+    - ``usual``, ``ours``, ``unit``: what came out here
+    - ``saved_fraction``, ``ratio``: 1 - ours / usual, and usual / ours
+
     Returns:
         Keys ``benchmark/NAME``:
 
@@ -98,6 +120,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         - mode `ct`: its columns above under ``WAY_COLUMN``, ``volumes``, and ``points`` of all of them
         - mode `predict`: its columns above under ``WAY_COLUMN``, each way at its fastest batch size; ``best_way``,
           ``batch_size`` and ``ratio_to_original`` of the fastest; ``images``
+        - mode `gan`: its columns above under ``WAY_COLUMN``; ``part_size``
+        - mode `claims`: ``CLAIM_usual``, ``CLAIM_ours``, ``CLAIM_saved_fraction``, ``CLAIM_ratio``
         - mode `mosaic`: its columns above under ``WAY_COLUMN``; with ``benchmark.train`` ``finish_ms``, a planned batch
           until its mosaics are drawn and augmented on the device, ``train_samples_per_s``, ``train_step_ms`` and
           ``train_wait_fraction``, the share of a step that waits for data
@@ -106,23 +130,21 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: An option is out of its range, or the mode does not fit the data.
     """
     options = read_options(cfg.benchmark)
-    device = options.choose_device()
-    machine = describe_machine(device)
+    machine = describe_machine(options.choose_device())
     log.info("%s", print_machine(machine))
-    if options.mode == "headroom":
-        metrics = run_headroom(cfg, options)
-    elif options.mode == "callbacks":
-        metrics = run_overhead(cfg, options)
-    elif options.mode == "synthesis":
-        metrics = run_synthesis(cfg, options, device)
-    elif options.mode == "mosaic":
-        metrics = run_mosaic(cfg, options, device)
-    elif options.mode == "ct":
-        metrics = run_ct(cfg, options)
-    elif options.mode == "predict":
-        metrics = run_predict(cfg, options, device)
-    elif options.mode == "collate":
-        metrics = run_collate(cfg, options, device)
-    else:
-        metrics = run_loaders(cfg, options, device)
+    metrics = _MODES[options.mode](cfg, options)
     return {f"benchmark/{name}": value for name, value in machine.items()} | metrics
+
+
+_MODES: Final[Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, Any]]]] = {
+    "loaders": run_loaders,
+    "collate": run_collate,
+    "headroom": run_headroom,
+    "callbacks": run_overhead,
+    "synthesis": run_synthesis,
+    "mosaic": run_mosaic,
+    "ct": run_ct,
+    "predict": run_predict,
+    "gan": run_gan,
+    "claims": run_claims,
+}

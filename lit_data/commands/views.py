@@ -11,8 +11,12 @@ from typing_extensions import override
 
 from lit_data.commands.detection_pictures import draw_augmented_boxes, draw_box_samples, draw_found_boxes
 from lit_data.commands.detection_predict import BoxWriter
+from lit_data.commands.gan_pictures import draw_augmented_images, draw_image_samples
+from lit_data.commands.gan_predict import generate
+from lit_data.commands.gan_views import draw_generated
 from lit_data.commands.patch_pictures import draw_patch_predictions, draw_patch_samples
 from lit_data.commands.patch_predict import MapFiles
+from lit_data.commands.plain_pictures import draw_plain_samples
 from lit_data.commands.predict_images import predict_images, write_table
 from lit_data.commands.predict_options import Predicted, PredictOptions, PredictRun
 from lit_data.commands.previews import draw_augmented
@@ -21,7 +25,7 @@ from lit_data.commands.volume_predict import VolumeWriter
 from lit_data.commands.watermark_pictures import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
 from lit_data.commands.watermark_predict import MarkFiles
 from lit_data.commands.whole_images import open_stripe_images, open_watermark_images
-from lit_data.datamodules import CTDataModule, DetectionDataModule, StripeDataModule, WatermarkDataModule
+from lit_data.datamodules import CTDataModule, DetectionDataModule, GANDataModule, StripeDataModule, WatermarkDataModule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.types import Batch, Stage
@@ -39,12 +43,21 @@ class View(Generic[Data]):
     """
 
     predicts: ClassVar[str]
-    """What `predict_step` must return, in words."""
+    """What `method` must return, in words."""
+    method: ClassVar[str] = "predict_step"
+    """What a module needs for its predictions to be drawn."""
     candidates: ClassVar[int] = 64
     """Samples that those of a picture are chosen from."""
 
     def __init__(self, datamodule: Data) -> None:
         self.datamodule = datamodule
+
+    def can_draw(self, model: L.LightningModule) -> bool:
+        """Whether a model has the method that `draw_predictions` asks for."""
+        found = getattr(model, self.method, None)
+        return found is not None and getattr(found, "__func__", found) is not getattr(
+            L.LightningModule, self.method, None
+        )
 
     @abstractmethod
     def draw_samples(
@@ -74,6 +87,8 @@ class PatchView(View[BaseDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
+        if not isinstance(self.datamodule, StripeDataModule):
+            return draw_plain_samples(batch, path, title, count=count)
         return draw_patch_samples(self.datamodule, planned, batch, path, title, stage=stage, count=count)
 
     @override
@@ -88,7 +103,7 @@ class PatchView(View[BaseDataModule]):
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
         if not isinstance(self.datamodule, StripeDataModule):
             raise ConfigError(f"predict cannot read the images of a {type(self.datamodule).__name__}")
-        options.refuse("maps of defects", "clean")
+        options.refuse("maps of defects", "clean", "count")
         if self.datamodule.source_files.layout == "single":
             log.warning(
                 "layout=single: target and references are one image, so what is really in it is in all three and not "
@@ -120,7 +135,7 @@ class BoxView(View[DetectionDataModule]):
 
     @override
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
-        options.refuse("images with boxes", "clean", "resume", "quantise", "onnx")
+        options.refuse("images with boxes", "clean", "count", "resume", "quantise", "onnx")
         writer = BoxWriter(self.datamodule, run.folder, threshold=options.threshold, min_area_px=options.min_area_px)
         return _predict_batches(self.datamodule, model, run, writer, self.datamodule.bank.skipped)
 
@@ -147,7 +162,7 @@ class VolumeView(View[CTDataModule]):
 
     @override
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
-        options.refuse("volumes", "clean", "resume", "quantise", "onnx")
+        options.refuse("volumes", "clean", "count", "resume", "quantise", "onnx")
         writer = VolumeWriter(self.datamodule, run.folder, threshold=options.threshold)
         return _predict_batches(self.datamodule, model, run, writer, self.datamodule.volumes.bank.skipped)
 
@@ -171,9 +186,37 @@ class MarkView(PatchView):
 
     @override
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        options.refuse("masks of watermarks", "count")
         images = open_watermark_images(cast(WatermarkDataModule, self.datamodule))
         files = MarkFiles(images, run.folder, options)
         return predict_images(self.datamodule, model, images, files, run, options)
+
+
+class GANView(View[GANDataModule]):
+    """Images and objects to learn from, and generated ones."""
+
+    predicts = "images"
+    method = "sample_images"
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        return draw_image_samples(self.datamodule, batch, path, title, stage=stage, count=count)
+
+    @override
+    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+        draw_generated(model, batch, self.datamodule.poses, path, title, count=count)
+        return True
+
+    @override
+    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+        draw_augmented_images(self.datamodule, planned, shown, path, stage=stage)
+
+    @override
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        options.refuse("generated images", "clean", "resume", "quantise", "onnx")
+        return generate(self.datamodule, model, run, options)
 
 
 def open_view(datamodule: BaseDataModule) -> View[Any]:
@@ -200,5 +243,6 @@ def _predict_batches(
 _VIEWS: Final[Mapping[type[BaseDataModule], type[View[Any]]]] = {
     CTDataModule: VolumeView,
     DetectionDataModule: BoxView,
+    GANDataModule: GANView,
     WatermarkDataModule: MarkView,
 }

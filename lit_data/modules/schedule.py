@@ -24,20 +24,23 @@ def check_schedule(schedule: Schedule) -> None:
         raise ConfigError(f"schedule={schedule!r} is unknown: choose one of {', '.join(get_args(Schedule))}")
 
 
-def schedule_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, trainer: L.Trainer) -> Any:  # noqa: ANN401
+def schedule_optimizer(
+    optimizer: torch.optim.Optimizer, schedule: Schedule, trainer: L.Trainer, *, optimizers: int = 1
+) -> Any:  # noqa: ANN401
     """What `configure_optimizers` returns for an optimizer whose learning rate follows a schedule.
 
     Args:
         optimizer: With the highest learning rate.
         schedule: Its name.
         trainer: Knows the length of the run.
+        optimizers: How many step in each batch; with manual optimisation Lightning counts each of their steps.
 
     Raises:
         ConfigError: The run has no known end.
     """
     if schedule == "none":
         return optimizer
-    length, interval = _find_length(schedule, trainer)
+    length, interval = _find_length(schedule, trainer, optimizers)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda count: learning_rate_factor(schedule, (count + 0.5) / length)
     )
@@ -63,9 +66,11 @@ def learning_rate_factor(schedule: Schedule, progress: float) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (progress - rise) / (1 - rise)))
 
 
-def _find_length(schedule: Schedule, trainer: L.Trainer) -> tuple[int, str]:
+def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tuple[int, str]:
     """Steps of the run; epochs where the loader has no length, for which Lightning answers -1 or infinity."""
     steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
+    if trainer.max_steps > 0:
+        steps = min(steps, trainer.max_steps // optimizers)
     if 0 < steps < math.inf:
         return int(steps), "step"
     if epochs is not None and epochs > 0:

@@ -81,7 +81,7 @@ def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
 
 def test_training_tells_what_waits(toy: Toy) -> None:
     cfg = toy("benchmark.train=true")
-    metrics = run_mosaic(cfg, read_options(cfg.benchmark), CPU)
+    metrics = run_mosaic(cfg, read_options(cfg.benchmark))
     assert metrics["benchmark/finish_ms"] > 0
     assert 0 < metrics["benchmark/train_wait_fraction"] < 1
     assert metrics["benchmark/train_step_ms"] > 0
@@ -117,4 +117,4 @@ def test_all_ways_make_whole_batches_of_mosaics_although_the_set_is_small(toy: T
 def test_what_cannot_be_compared_is_refused(words: list[str], match: str, toy: Toy) -> None:
     cfg = toy(*words)
     with pytest.raises(ConfigError, match=match):
-        run_mosaic(cfg, read_options(cfg.benchmark), CPU)
+        run_mosaic(cfg, read_options(cfg.benchmark))

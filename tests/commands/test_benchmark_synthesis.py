@@ -161,7 +161,7 @@ def test_compiled_augmentation_is_measured_too(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(torch, "compile", compile_slowly)
     cfg = _compose(tmp_path, "synthesis=gaussian", "benchmark.compile=true")
-    metrics = run_synthesis(cfg, read_options(cfg.benchmark), CPU)
+    metrics = run_synthesis(cfg, read_options(cfg.benchmark))
     assert len(compiled) == 1
     assert metrics["benchmark/finish_compiled_ms"] > 0
     assert "benchmark/finish_compiled_note" not in metrics
@@ -173,7 +173,7 @@ def test_what_cannot_be_compiled_is_noted(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch, "compile", fail)
     cfg = _compose(tmp_path, "synthesis=gaussian", "benchmark.compile=true")
-    metrics = run_synthesis(cfg, read_options(cfg.benchmark), CPU)
+    metrics = run_synthesis(cfg, read_options(cfg.benchmark))
     assert metrics["benchmark/finish_compiled_note"] == "no compiler is here"
     assert "benchmark/finish_compiled_ms" not in metrics
     assert metrics["benchmark/finish_ms"] > 0
@@ -204,7 +204,7 @@ def test_a_chart_has_a_bar_for_the_device_where_there_is_one(tmp_path: Path) -> 
 def test_what_draws_nothing_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
     cfg = _compose(tmp_path, *words)
     with pytest.raises(ConfigError, match=message):
-        run_synthesis(cfg, read_options(cfg.benchmark), CPU)
+        run_synthesis(cfg, read_options(cfg.benchmark))
 
 
 def test_an_unknown_option_is_refused(tmp_path: Path) -> None:

@@ -40,8 +40,9 @@ class SamplesInMemory(Dataset[Batch]):
         return {"image": self.images[index]}
 
 
-def run_collate(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+def run_collate(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Compare ways to make batches; see `lit_data.commands.benchmark.run`."""
+    device = options.choose_device()
     dataset = SamplesInMemory(options.samples_in_memory, options.sample_shape)
     lanes = {method: _UNAVAILABLE.get(method) or Lane(dataset=dataset) for method in options.methods}
     shape = "x".join(map(str, options.sample_shape))

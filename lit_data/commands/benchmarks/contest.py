@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 _COPY_BYTES: Final = 2**29
 
 
-def run_loaders(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+def run_loaders(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Compare the loaders and recommend a setting; see `lit_data.commands.benchmark.run`."""
+    device = options.choose_device()
     methods = [*options.methods] if options.defects else ["copy", *options.methods]
     lanes = build_lanes(cfg, methods, defects=options.defects, finish=options.finish)
     what = "with defects" if options.defects else "as stored"

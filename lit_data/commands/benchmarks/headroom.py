@@ -29,17 +29,17 @@ def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     batches: list[Any] = []
     speeds: dict[str, list[float]] = {"fit": [], "headroom": []}
     for _ in range(options.repeats):
-        speeds["fit"].append(_train(cfg, options, datamodule=datamodule))
+        speeds["fit"].append(time_training(cfg, options, datamodule=datamodule))
         batches = batches or cache_batches(datamodule, options.cached_batches, _choose_device(cfg))
         replay = ReplayLoader(batches, options.steps + options.warmup_batches)
-        speeds["headroom"].append(_train(cfg, options, train_dataloaders=replay, val_dataloaders=[]))
+        speeds["headroom"].append(time_training(cfg, options, train_dataloaders=replay, val_dataloaders=[]))
     real, free = median(speeds["fit"]), median(speeds["headroom"])
     log.info(
         "Training reaches %.0f samples/s; with batches that cost nothing it would reach %.0f: %.1f %% of that.",
         *(real, free, 100 * real / free),
     )
     return {
-        "benchmark/batch_size": datamodule.loader.batch_size,
+        "benchmark/batch_size": datamodule.loader.count_batch(1),
         "benchmark/fit_samples_per_s": real,
         "benchmark/headroom_samples_per_s": free,
         "benchmark/fit_share_of_headroom": real / free,
@@ -113,11 +113,24 @@ def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) 
     return batches
 
 
-def _train(cfg: DictConfig, options: BenchmarkOptions, **source: Any) -> float:  # noqa: ANN401 - fit's own arguments
+def time_training(
+    cfg: DictConfig,
+    options: BenchmarkOptions,
+    *callbacks: L.Callback,
+    **source: Any,  # noqa: ANN401 - fit's own arguments
+) -> float:
+    """Samples trained per second, after some steps of warm-up.
+
+    Args:
+        cfg: Model and Trainer.
+        options: How many steps.
+        callbacks: What else looks on.
+        source: Arguments of ``Trainer.fit`` that name the batches.
+    """
     clock = StepClock(options.warmup_batches)
     trainer = build_trainer(
         cfg,
-        callbacks=[clock],
+        callbacks=[clock, *callbacks],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,

@@ -29,8 +29,9 @@ COLUMNS: Final = ("way", "us", "images_per_s", "ratio_to_original", "batch_size"
 _CPU: Final = torch.device("cpu")
 
 
-def run_mosaic(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+def run_mosaic(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Compare the ways, and train if that is wanted; see `lit_data.commands.benchmark.run`."""
+    device = options.choose_device()
     spec, on_device = read_spec(cfg), {}
     feeds = open_feeds(cfg, options)
     size_px, sizes = feeds["device"].datamodule.source.size_px, {way: feed.batch_size for way, feed in feeds.items()}

@@ -45,7 +45,7 @@ class Feed:
     @property
     def batch_size(self) -> int:
         """Samples of a batch."""
-        return self.datamodule.loader.batch_size
+        return self.datamodule.loader.count_batch(1)
 
     @torch.no_grad()
     def finish(self, batch: Batch) -> Batch:
@@ -89,7 +89,7 @@ def list_ways(feeds: Mapping[str, Feed], spec: MosaicSpec) -> dict[str, Work]:
         spec: The mosaics.
     """
     datamodule = feeds["device"].datamodule
-    numbers, images = range(datamodule.loader.batch_size), datamodule.files.splits["train"]
+    numbers, images = range(datamodule.loader.count_batch(1)), datamodule.files.splits["train"]
     paths, size_px = datamodule.files.images, datamodule.source.size_px
     kept, recipe = keep_images(datamodule.bank, images), MosaicRecipe(size_px=size_px, spec=spec)
     readers = {"original": kept.__getitem__, "original_files": lambda n: read_fitting(str(paths[n]), size_px)}
@@ -147,7 +147,7 @@ def open_images(cfg: DictConfig, place: str, batches: int, loader: Mapping[str, 
     if not images:
         raise ConfigError("the train split holds no images to draw: check data.splits")
     datamodule.files.splits["train"] = list(
-        islice(cycle(images), max(len(images), batches * datamodule.loader.batch_size))
+        islice(cycle(images), max(len(images), batches * datamodule.loader.count_batch(1)))
     )
     return datamodule
 

@@ -46,8 +46,9 @@ _HEADINGS: Final = {
 _COLOURS: Final = {"original": "#c8cbd0", "local": "#8f949c", "batched": "#007aff", "device": "#34c759"}
 
 
-def run_synthesis(cfg: DictConfig, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+def run_synthesis(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Compare the ways for each family of defects and for all; see `lit_data.commands.benchmark.run`."""
+    device = options.choose_device()
     scene = open_scene(cfg, options.batch_sizes[0])
     with one_thread():
         lines, finish = _compare_ways(scene, options, device), _time_finish(scene, options, device)

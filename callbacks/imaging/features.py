@@ -1,0 +1,152 @@
+"""Features by which sets of images are compared: a small fixed net, Inception, or a net of the user's own."""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.callbacks.adaptive.checks import check_choice
+from lit_data.errors import ConfigError
+from lit_data.rng import Stream, uniform
+
+Extractor = Literal["small", "inception"]
+
+_SMALL_SEED: Final = 5
+_SMALL_WIDTHS: Final = (16, 32, 48, 48)
+
+
+class SmallFeatures(nn.Module):
+    """A net of four layers with random weights that are always the same: 288 features, without a file or a download.
+
+    The mean response of each filter of three scales, and that of the coarsest in each quarter of the image. Random
+    filters see colours, contrasts, edges, textures and their places, and nothing of meaning; numbers made with them
+    compare runs on the same data, and never those of other people (Naeem et al., "Reliable fidelity and diversity
+    metrics for generative models", ICML 2020, 4.2 compare such embeddings with trained ones).
+    """
+
+    num_features: Final = sum(_SMALL_WIDTHS[:3]) + 4 * _SMALL_WIDTHS[3]
+
+    def __init__(self) -> None:
+        super().__init__()
+        inputs = (3, *_SMALL_WIDTHS)
+        for number, width in enumerate(_SMALL_WIDTHS):
+            self.register_buffer(f"weight_{number}", _draw_filters(number, width, inputs[number]))
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, 288] of images [B, 3, H, W] in 0..1."""
+        maps, found = 2 * images - 1, []
+        for number in range(len(_SMALL_WIDTHS)):
+            weight: Tensor = getattr(self, f"weight_{number}")
+            maps = F.relu(F.conv2d(maps, weight, stride=1 if number == 0 else 2, padding=1))
+            found.append(maps.mean((2, 3)))
+        return torch.cat((*found[:3], F.adaptive_avg_pool2d(maps, 2).flatten(1)), 1)
+
+
+def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tuple[nn.Module, str]:
+    """The net that computes features, and the end of the names of what is measured with them.
+
+    Args:
+        extractor: ``small``, ``inception`` or a net from images [B, 3, H, W] float32 in 0..1 to features [B, D].
+        weights: File of Inception's weights.
+
+    Returns:
+        The net, in evaluation mode and without gradients; and ``_small``, nothing for Inception, or ``_`` and the name
+        of the user's class.
+
+    Raises:
+        ConfigError: There is no such file, it holds more than weights, a package is missing, or `weights` are given
+            for another net.
+    """
+    if isinstance(extractor, nn.Module):
+        net, suffix = extractor, f"_{type(extractor).__name__.lower()}"
+    else:
+        check_choice("extractor", extractor, Extractor)
+        net, suffix = (SmallFeatures(), "_small") if extractor == "small" else (_open_inception(weights), "")
+    if weights is not None and extractor != "inception":
+        raise ConfigError(f"weights={weights!r} are read for extractor='inception' alone: leave them out")
+    return net.eval().requires_grad_(False), suffix
+
+
+@contextmanager
+def on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
+    """A net that takes memory of the device only while it is used."""
+    net.to(device)
+    try:
+        yield
+    finally:
+        net.to("cpu")
+
+
+@torch.inference_mode()
+def extract(net: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
+    """Features of images, batch by batch.
+
+    Args:
+        net: See `open_extractor`.
+        images: [N, C, H, W] in 0..1 with one or three channels, anywhere.
+        batch_size: Images at once.
+
+    Returns:
+        [N, D] float32 on the host.
+
+    Raises:
+        ConfigError: The images have another number of channels, or the net gives no such features.
+    """
+    if images.shape[1] not in (1, 3):
+        raise ConfigError(f"images of {images.shape[1]} channels cannot be compared: features need one or three")
+    device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
+    parts = []
+    for part in torch.split(images.detach(), batch_size):
+        features = net(part.to(device, torch.float32).expand(-1, 3, -1, -1))
+        if not isinstance(features, Tensor) or features.ndim != 2:
+            raise ConfigError(f"extractor {type(net).__name__} must return features [B, D] of images [B, 3, H, W]")
+        parts.append(features.float().cpu())
+    return torch.cat(parts)
+
+
+class _Inception(nn.Module):
+    """The net that FID and KID are defined by, which wants whole numbers."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    @override
+    def forward(self, images: Tensor) -> Any:
+        return self.net((images.clamp(0, 1) * 255).round().byte())
+
+
+def _open_inception(weights: str | None) -> nn.Module:
+    from torchmetrics.image import fid
+
+    if weights is None or not Path(weights).is_file():
+        raise ConfigError(
+            f"weights={weights!r} is not a file: extractor='inception' needs pt_inception-2015-12-05-6726825d.pth of "
+            "torch-fidelity's releases; extractor='small' needs none"
+        )
+    try:
+        torch.load(weights, map_location="cpu", weights_only=True)  # torch-fidelity would run what a pickle holds
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"weights={weights!r} is not a file of weights alone: {reason}") from error
+    try:
+        return _Inception(
+            fid.NoTrainInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=weights)
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigError("extractor='inception' needs torch-fidelity: pip install torch-fidelity") from error
+
+
+def _draw_filters(number: int, outputs: int, inputs: int) -> Tensor:
+    """[outputs, inputs, 3, 3] of variance 2 / fan-in, so that responses keep their size (He et al., ICCV 2015)."""
+    fan_in = 9 * inputs
+    drawn = uniform(_SMALL_SEED, Stream.USER, np.arange(outputs), number, fan_in)
+    return torch.from_numpy((2 * drawn - 1) * np.float32((6 / fan_in) ** 0.5)).view(outputs, inputs, 3, 3)

@@ -1,0 +1,71 @@
+"""Grids of images as files, and for the loggers that take pictures."""
+
+import math
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_data.io.image_files import write_png
+
+_GAP_PX: Final = 2
+_LEAST_PX: Final = 64
+"""Side of a cell: smaller images are enlarged, pixel by pixel."""
+
+
+@runtime_checkable
+class TakesPictures(Protocol):
+    """A logger such as Lightning's for Weights & Biases."""
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
+        """Log pictures [H, W, 3] uint8."""
+        ...
+
+
+def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8]:
+    """Images side by side, row by row, on white.
+
+    Args:
+        images: [N, C, H, W] in 0..1 with one or three channels; of more the first is shown.
+        columns: How many in a row; by default as many as rows, or a little more.
+
+    Returns:
+        [H, W, 3] uint8.
+    """
+    count, _, height, width = images.shape
+    columns = columns or math.ceil(math.sqrt(count))
+    times = max(1, math.ceil(_LEAST_PX / max(height, width)))
+    cells = _to_bytes(images).repeat(times, 1).repeat(times, 2)
+    height, width = times * height + _GAP_PX, times * width + _GAP_PX
+    grid = np.full((math.ceil(count / columns) * height + _GAP_PX, columns * width + _GAP_PX, 3), 255, np.uint8)
+    for number, cell in enumerate(cells):
+        top, left = number // columns * height + _GAP_PX, number % columns * width + _GAP_PX
+        grid[top : top + height - _GAP_PX, left : left + width - _GAP_PX] = cell
+    return grid
+
+
+def publish(trainer: L.Trainer, key: str, picture: NDArray[np.uint8], path: Path) -> None:
+    """Write a picture [H, W, 3] and hand it to the loggers that take pictures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_png(path, picture)
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    for logger in trainer.loggers:
+        _log_picture(logger, key, picture, step)
+
+
+def _log_picture(logger: Logger, key: str, picture: NDArray[np.uint8], step: int) -> None:
+    if isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_image(key, picture, step, dataformats="HWC")
+    elif isinstance(logger, TakesPictures):
+        logger.log_image(key, [picture], step=step)
+
+
+def _to_bytes(images: Tensor) -> NDArray[np.uint8]:
+    """[N, H, W, 3] of images [N, C, H, W]."""
+    colours = images if images.shape[1] == 3 else images[:, :1].expand(-1, 3, -1, -1)
+    whole: NDArray[np.uint8] = (colours.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    return whole

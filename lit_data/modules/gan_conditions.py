@@ -1,0 +1,143 @@
+"""What a GAN's pictures are made from: latents, labels, the camera's poses, and the places of their pixels."""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_data.errors import ConfigError
+from lit_data.rng import Stream, uniform_torch
+
+
+class Use(IntEnum):
+    """What random numbers of a sample are for; each use has its own."""
+
+    DISCRIMINATOR = 0
+    GENERATOR = 1
+    SAMPLES = 2
+
+
+class Conditions(NamedTuple):
+    """What is asked for in each picture of a batch.
+
+    Attributes:
+        labels: [B] int64; 0 where there are none.
+        poses: [B, 2] float32: azimuth and elevation of the camera, rad; 0 where there are none.
+        grids: [B, K, L, 2] float32: places (x, y) of the pixels, -1..1 from edge to edge; none: all pixels.
+        offsets: [B, K, L] float32 in [0, 1): where the points of each ray begin, in steps between them; none: 0.5.
+    """
+
+    labels: Tensor
+    poses: Tensor
+    grids: Tensor | None = None
+    offsets: Tensor | None = None
+
+    def split(self, sizes: list[int]) -> "list[Conditions]":
+        """Those of the parts of a batch."""
+        fields = [[None] * len(sizes) if field is None else torch.split(field, sizes) for field in self]
+        return [Conditions(*part) for part in zip(*fields, strict=True)]
+
+    def to(self, device: torch.device) -> "Conditions":
+        """The same on a device."""
+        return Conditions(*(None if field is None else field.to(device) for field in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class RayPatches:
+    """Train on size x size rays of each image, at a random scale and place (Schwarz et al., "GRAF", NeurIPS 2020).
+
+    Memory depends on the number of rays then, and not on the size of the images.
+
+    Args:
+        size_px: Rays along each side.
+        min_scale: The patch spans at least this share of the image's sides, and at most all of it.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    size_px: int = 16
+    min_scale: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        if self.size_px < 1 or not 0 < self.min_scale <= 1:
+            raise ConfigError(
+                f"size_px={self.size_px}, min_scale={self.min_scale}: need 1 or more, and 0 < min_scale <= 1"
+            )
+
+    def draw(self, index: Tensor, *, seed: int, epoch: int, use: Use) -> tuple[Tensor, Tensor]:
+        """Places of the pixels, and where the points of their rays begin; those of a sample are its own.
+
+        Returns:
+            ``grids`` [B, size, size, 2] and ``offsets`` [B, size, size] of `Conditions`.
+        """
+        size = self.size_px
+        drawn = _draw(seed, Stream.RAYS, index, epoch, 3 + size * size, use)
+        scales = self.min_scale + (1 - self.min_scale) * drawn[:, :1]
+        centres = (1 - scales) * (2 * drawn[:, 1:3] - 1)
+        grids = centres[:, None, None] + scales[:, None, None] * make_grid(size, size, index.device)
+        return grids, drawn[:, 3:].view(-1, size, size)
+
+
+def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -> Tensor:
+    """Standard normal latents of samples, each a pure function of (seed, epoch, index, use).
+
+    Args:
+        index: [B] int64 sample indices.
+        size: Length of a latent.
+        seed: 0 <= seed < 2**64.
+        epoch: 0 <= epoch < 2**32.
+        use: What they are for.
+
+    Returns:
+        [B, size] float32 on the device of `index`.
+    """
+    pairs = -(-size // 2)
+    drawn = _draw(seed, Stream.LATENT, index, epoch, 2 * pairs, use)
+    # Box and Muller, Annals of Mathematical Statistics 1958; 1 - u is in (0, 1].
+    radii, angles = (-2 * torch.log(1 - drawn[:, :pairs])).sqrt(), 2 * math.pi * drawn[:, pairs:]
+    return torch.cat((radii * angles.cos(), radii * angles.sin()), dim=1)[:, :size]
+
+
+def draw_choices(index: Tensor, counts: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
+    """For samples to be shown, two numbers of 0 to each count, exclusive, all as likely: a label and a pose.
+
+    Returns:
+        Two [B] int64; 0 where a count is 0.
+    """
+    drawn = _draw(seed, Stream.RAYS, index, 0, 2, Use.SAMPLES)
+    labels, poses = ((column * count).long() for column, count in zip(drawn.unbind(1), counts, strict=True))
+    return labels, poses
+
+
+def make_grid(height: int, width: int, device: torch.device) -> Tensor:
+    """Centres (x, y) of all pixels, [height, width, 2] float32, -1..1 from edge to edge."""
+    rows, columns = (
+        (2 * torch.arange(length, device=device) + 1) / length - 1 for length in (height, width)
+    )  # fmt: skip
+    return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
+
+
+def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
+    """Images at places, between pixels by linear interpolation.
+
+    Args:
+        images: [B, C, H, W].
+        grids: Of `Conditions`; none leaves the images as they are.
+
+    Returns:
+        [B, C, K, L].
+    """
+    if grids is None:
+        return images
+    return F.grid_sample(images, grids.to(images.dtype), padding_mode="border", align_corners=False)
+
+
+def _draw(seed: int, stream: Stream, index: Tensor, epoch: int, draws: int, use: Use) -> Tensor:
+    """[B, draws] float32 in [0, 1), those of the use out of the numbers of all."""
+    return uniform_torch(seed, stream, index, epoch, draws * len(Use))[:, draws * use : draws * (use + 1)]

@@ -1,0 +1,149 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import Tensor, nn
+
+from lit_data.callbacks import ImageMetrics
+from lit_data.errors import ConfigError
+from tests.callbacks.painter import Album, Painter
+from tests.notes import Notes
+from tests.stock_modules import QUIET
+
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning"),
+]
+
+
+class Counting(nn.Module):
+    """Features that are the mean colours and how far they spread; counts what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen.append(len(images))
+        return torch.cat((images.mean((2, 3)), images.std((2, 3))), 1)
+
+
+def _make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+    settings = {**QUIET, "max_epochs": 3, "num_sanity_val_steps": 1, "log_every_n_steps": 5, **options}
+    return L.Trainer(**settings, default_root_dir=folder, callbacks=list(callbacks))
+
+
+def _fit(folder: Path, model: L.LightningModule, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+    trainer = _make_trainer(folder, *callbacks, **options)
+    torch.manual_seed(1)
+    trainer.fit(model, datamodule=Album())
+    return trainer
+
+
+def test_it_measures_every_n_steps_in_validation_and_at_the_end(tmp_path: Path) -> None:
+    notes, model = Notes("train/", "val/"), Painter()
+    metrics = ImageMetrics(every_n_steps=4, count=8, batch_size=4)
+    trainer = _fit(tmp_path, model, metrics, logger=notes, max_epochs=1)  # of 6 batches
+    assert notes.steps == [3, 5, 6]
+    assert [set(row) for row in notes.rows] == [
+        {"train/fid_small", "train/kid_small"},
+        {"val/fid_small", "val/kid_small"},
+        {"train/fid_small", "train/kid_small"},
+    ]
+    assert notes.rows[2]["train/kid_small"] < notes.rows[0]["train/kid_small"]  # it has learned
+    assert metrics.summary() == notes.rows[2]
+    found = {name: float(trainer.callback_metrics[name]) for name in ("train/kid_small", "val/kid_small")}
+    assert found["train/kid_small"] == pytest.approx(notes.rows[0]["train/kid_small"])
+    assert found["val/kid_small"] == pytest.approx(notes.rows[1]["val/kid_small"])
+    assert model.calls == [(8, 0, 4)] * 3
+
+
+def test_real_images_are_looked_at_once_and_no_more_than_asked_for(tmp_path: Path) -> None:
+    net, model = Counting(), Painter()
+    _fit(tmp_path, model, ImageMetrics(every_n_steps=None, count=6, extractor=net), check_val_every_n_epoch=1)
+    assert net.seen == [4, 4, 6, 6, 6]  # two batches of the first validation; then generated ones, three times
+    net.seen.clear()
+    metrics = ImageMetrics(every_n_steps=2, count=40, extractor=net)
+    _fit(tmp_path, model, metrics, max_epochs=2, limit_val_batches=0)
+    assert net.seen.count(4) == 6  # one epoch has but 24 images
+    assert net.seen.count(40) == 6
+    assert set(metrics.summary()) == {"train/fid_counting", "train/kid_counting"}
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization and every_n_train:UserWarning")
+def test_a_checkpoint_can_be_chosen_by_it(tmp_path: Path) -> None:
+    notes, best = Notes("val/"), ModelCheckpoint(dirpath=tmp_path / "best", monitor="val/kid_small", mode="min")
+    _fit(tmp_path, Painter(), ImageMetrics(every_n_steps=None), best, enable_checkpointing=True, logger=notes)
+    assert float(best.best_model_score) == pytest.approx(min(row["val/kid_small"] for row in notes.rows))
+    steps = ModelCheckpoint(
+        dirpath=tmp_path / "steps", filename="steps", monitor="train/kid_small", mode="min", every_n_train_steps=3
+    )
+    _fit(tmp_path, Painter(), ImageMetrics(every_n_steps=3), steps, enable_checkpointing=True, limit_val_batches=0)
+    assert (tmp_path / "steps" / "steps.ckpt").is_file()
+
+
+def test_test_and_validation_compare_with_their_own_split(tmp_path: Path) -> None:
+    model, metrics = Painter(), ImageMetrics(extractor=Counting())
+    model.brightness.data.fill_(0.8)
+    trainer = _make_trainer(tmp_path, metrics)
+    data = Album(test=0.2)
+    (validated,) = trainer.validate(model, datamodule=data, verbose=False)
+    (tested,) = trainer.test(model, datamodule=data, verbose=False)
+    assert abs(validated["val/fid_counting"]) < 0.01
+    assert tested["test/fid_counting"] == pytest.approx(3 * 0.6**2, rel=0.05)  # three colours, 0.6 too bright
+    assert set(tested) == {"test/fid_counting", "test/kid_counting"}
+    assert metrics.summary() == {}
+
+
+def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
+    plain, watched = Painter(), Painter()
+    _fit(tmp_path, plain)
+    _fit(tmp_path, watched, ImageMetrics(every_n_steps=2, count=4))
+    assert watched.drawn == plain.drawn
+
+
+def test_it_counts_on_after_a_resume(tmp_path: Path) -> None:
+    first, second = Notes("train/"), Notes("train/")
+    trainer = _fit(tmp_path, Painter(), ImageMetrics(every_n_steps=4), logger=first, max_epochs=1, limit_val_batches=0)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trainer = _make_trainer(tmp_path, ImageMetrics(every_n_steps=4), logger=second, max_epochs=2, limit_val_batches=0)
+    trainer.fit(Painter(), datamodule=Album(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert (first.steps, second.steps) == ([3, 6], [7, 11])  # batches 4, 6, 8 and 12
+
+
+def test_images_that_are_not_finite_are_told_and_end_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Painter):
+        def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:
+            return torch.full((count, 3, 8, 8), math.nan)
+
+    metrics = ImageMetrics(every_n_steps=6)
+    _fit(tmp_path, Broken(), metrics, max_epochs=1, limit_val_batches=0)
+    assert math.isnan(float(metrics.summary()["train/kid_small"]))
+    assert "generated images are not finite, or there are too few real ones" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least 1"),
+        ({"count": 1}, "count=1 is not usable: choose a whole number of at least 2"),
+        ({"batch_size": 0}, "batch_size=0 is not usable"),
+        ({"extractor": "vgg"}, "extractor='vgg' is unknown"),
+        ({"seed": -1}, "seed=-1 is not usable"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ImageMetrics(**options)
+
+
+def test_modules_and_batches_without_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ImageMetrics: BoringModel has no method sample_images"):
+        _fit(tmp_path, BoringModel(), ImageMetrics())
+    with pytest.raises(ConfigError, match="key='photo': the batch has no images"):
+        _fit(tmp_path, Painter(), ImageMetrics(key="photo"))

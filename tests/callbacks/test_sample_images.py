@@ -1,0 +1,178 @@
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from lit_data.callbacks import EmptyCache, SampleImages
+from lit_data.callbacks.imaging.pictures import draw_grid
+from lit_data.callbacks.imaging.sampling import read_images
+from lit_data.errors import ConfigError
+from tests.callbacks.painter import Album, Painter, Sculptor
+from tests.notes import Notes
+from tests.stock_modules import QUIET
+
+POSES = torch.tensor([[0.25, 0.0], [0.5, 0.1], [0.75, 0.2]])
+
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning"),
+]
+
+
+class Gallery(Notes):
+    """A logger that takes pictures, as that of Weights & Biases does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pictures: list[tuple[str, tuple[int, ...], int | None]] = []
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
+        self.pictures += [(key, image.shape, step) for image in images]
+
+
+def _fit(
+    folder: Path,
+    model: L.LightningModule,
+    *callbacks: L.Callback,
+    data: Any = None,
+    ckpt_path: str | None = None,
+    **options: Any,
+) -> L.Trainer:
+    settings = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4, **options}
+    trainer = L.Trainer(**settings, default_root_dir=folder, callbacks=list(callbacks))
+    torch.manual_seed(1)
+    trainer.fit(model, datamodule=data or Album(), ckpt_path=ckpt_path)
+    return trainer
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "images").iterdir())
+
+
+def test_pictures_come_every_n_steps_and_at_the_end(tmp_path: Path) -> None:
+    model = Painter()
+    _fit(tmp_path, model, SampleImages(every_n_steps=4, count=5, batch_size=2, seed=3))  # 6 batches
+    assert _names(tmp_path) == ["step-000004.png", "step-000006.png"]
+    assert model.calls == [(5, 3, 2)] * 2
+    early, late = (cv2.imread(str(tmp_path / "images" / name)) for name in _names(tmp_path))
+    assert early.shape == (2 * 66 + 2, 3 * 66 + 2, 3)  # cells of 8 px are enlarged to 64
+    assert late[:60, :60].mean() > early[:60, :60].mean()  # it learns the brightness
+
+
+def test_the_last_batch_is_drawn_once(tmp_path: Path) -> None:
+    _fit(tmp_path, Painter(), SampleImages(every_n_steps=3))
+    assert _names(tmp_path) == ["step-000003.png", "step-000006.png"]
+
+
+def test_objects_are_shown_from_the_sides_of_the_data(tmp_path: Path) -> None:
+    _fit(tmp_path, Sculptor(), SampleImages(every_n_steps=6, objects=2), data=Album(POSES))
+    picture = cv2.imread(str(tmp_path / "images" / "views-000006.png"))
+    assert picture.shape == (2 * 66 + 2, 3 * 66 + 2, 3)
+    assert [int(picture[30, 66 * view + 30, 0]) for view in range(3)] == [64, 128, 191]
+
+
+@pytest.mark.parametrize(
+    ("model", "views", "poses"), [(Sculptor, "none", POSES), (Sculptor, "auto", None), (Painter, "auto", POSES)]
+)
+def test_there_are_no_views_without_poses_or_a_module_for_them(
+    model: type[Painter], views: Any, poses: Tensor | None, tmp_path: Path
+) -> None:
+    _fit(tmp_path, model(), SampleImages(every_n_steps=6, views=views), data=Album(poses))
+    assert _names(tmp_path) == ["step-000006.png"]
+
+
+def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
+    gallery, board = Gallery(), TensorBoardLogger(tmp_path, name="", version="")
+    callback = SampleImages(every_n_steps=6, path=tmp_path / "own")
+    _fit(tmp_path, Sculptor(), callback, data=Album(POSES), logger=[gallery, board, Notes()])
+    assert gallery.pictures == [("images/samples", (266, 266, 3), 5), ("images/views", (266, 200, 3), 5)]
+    assert (tmp_path / "own" / "images" / "step-000006.png").is_file()
+    (events,) = tmp_path.glob("events*")
+    for key in (b"images/samples", b"images/views"):
+        assert key in events.read_bytes()
+
+
+def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
+    plain, watched = Painter(), Painter()
+    _fit(tmp_path, plain)
+    _fit(tmp_path, watched, SampleImages(every_n_steps=2))
+    assert watched.drawn == plain.drawn
+
+
+def test_it_goes_on_after_a_resume(tmp_path: Path) -> None:
+    _fit(tmp_path, Painter(), SampleImages(every_n_steps=4)).save_checkpoint(tmp_path / "last.ckpt")
+    callback = SampleImages(every_n_steps=4)
+    _fit(tmp_path, Painter(), callback, max_epochs=2, ckpt_path=str(tmp_path / "last.ckpt"))
+    assert _names(tmp_path) == [f"step-{step:06d}.png" for step in (4, 6, 8, 12)]
+
+
+def test_empty_cache_can_release_after_sampling(tmp_path: Path) -> None:
+    cache = EmptyCache(after=["sample_images"], around_validation=False, max_cost_fraction=0.99)
+    _fit(tmp_path, Painter(), SampleImages(every_n_steps=2), cache)
+    assert cache.summary()["cache/releases"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least 1"),
+        ({"count": 0}, "count=0 is not usable"),
+        ({"batch_size": 0}, "batch_size=0 is not usable"),
+        ({"objects": 0}, "objects=0 is not usable"),
+        ({"views": "all"}, "views='all' is unknown: choose one of auto, none"),
+        ({"seed": -1}, "seed=-1 is not usable"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SampleImages(**options)
+
+
+def test_a_module_that_generates_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SampleImages: BoringModel has no method sample_images"):
+        _fit(tmp_path, BoringModel(), SampleImages())
+
+
+def test_a_folder_must_not_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file: name a folder, images will be in it"):
+        _fit(tmp_path, Painter(), SampleImages(path=tmp_path / "file"))
+
+
+def test_images_of_another_number_are_refused(tmp_path: Path) -> None:
+    class Careless(Painter):
+        def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:
+            return torch.rand(batch_size, 3, 8, 8)
+
+    with pytest.raises(ConfigError, match=r"sample_images returned a tensor of shape \(2, 3, 8, 8\): 4 dimensions"):
+        _fit(tmp_path, Careless(), SampleImages(every_n_steps=1, count=5, batch_size=2))
+
+
+def test_a_grid_holds_each_image_in_its_place() -> None:
+    images = torch.linspace(0, 1, 6).view(6, 1, 1, 1).expand(6, 1, 64, 80)
+    grid = draw_grid(images)
+    assert grid.shape == (2 * 66 + 2, 3 * 82 + 2, 3)
+    assert [int(grid[2 + 66 * row, 2 + 82 * column, 0]) for row in range(2) for column in range(3)] == [
+        0, 51, 102, 153, 204, 255,
+    ]  # fmt: skip
+    assert (grid[:2] == 255).all()
+    colours = draw_grid(torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1).expand(1, 3, 70, 70), columns=1)
+    assert np.unique(colours[2:-2, 2:-2].reshape(-1, 3), axis=0).tolist() == [[255, 128, 0]]
+    assert draw_grid(torch.zeros(3, 4, 64, 64), columns=3).shape == (68, 200, 3)  # of other channels the first
+
+
+def test_images_are_found_in_any_batch() -> None:
+    images, labels = torch.rand(2, 3, 4, 4), torch.zeros(2)
+    for batch in ({"image": images, "label": labels}, (labels, images), [images], images):
+        assert read_images(batch, "image") is images
+    with pytest.raises(ConfigError, match=r"key='photo': the batch has no images .* its keys are image, label"):
+        read_images({"image": images, "label": labels}, "photo")
+    with pytest.raises(ConfigError, match="key='image': the batch has no images"):
+        read_images((labels,), "image")

@@ -1,0 +1,106 @@
+"""`benchmark +benchmark=gan`: what is measured, and that the ways differ in memory only."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_data.cli import main
+from lit_data.commands.benchmarks.gan import COLUMNS, find_largest
+from lit_data.commands.benchmarks.gan_meter import Bench
+from lit_data.commands.benchmarks.gan_ways import NAMES, list_ways
+from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
+from lit_data.types import Batch
+
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`.*"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+TOY = [
+    *("+benchmark=gan", "trainer=cpu", "data.image_px=8", "data.samples={count: 6, size_px: [16, 16], tiles: 2}"),
+    *(
+        "data.loader.batch_size=4",
+        "data.loader.num_workers=0",
+        "model.generator.width=4",
+        "model.discriminator.width=4",
+    ),
+    *("benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[1]", "benchmark.repeats=1", "benchmark.steps=1"),
+]
+
+
+@pytest.mark.slow
+def test_the_table_and_the_summary(tmp_path: Path) -> None:
+    assert main(["benchmark", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
+    (path,) = (tmp_path / "runs").rglob("summary.json")
+    summary: dict[str, Any] = json.loads(path.read_text())
+    with path.with_name("benchmark.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["way"] for line in lines] == list(NAMES)
+    assert tuple(lines[0]) == COLUMNS
+    assert (summary["benchmark/batch_size"], summary["benchmark/part_size"]) == (4, 1)
+    assert summary["benchmark/original_peak_to_original"] == summary["benchmark/original_largest_to_original"] == 1
+    for way in NAMES:
+        assert summary[f"benchmark/{way}_gradient_difference"] < 1e-4
+        assert summary[f"benchmark/{way}_step_ms"] > 0
+
+
+def _bench(device: str) -> tuple[Bench, Callable[[int], Batch]]:
+    torch.manual_seed(0)
+    generator = ConvGenerator(image_px=32, latent_size=6, width=8, max_width=16, style_size=8)
+    module = GANModule(generator, ConvDiscriminator(image_px=32, width=8, max_width=16), image_px=32, latent_size=6)
+
+    def make_batch(count: int) -> Batch:
+        images = torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        return {"image": images.to(device), "index": torch.arange(count, device=device)}
+
+    return Bench(module, torch.device(device)), make_batch
+
+
+def test_parts_take_less_and_find_the_same_gradients() -> None:
+    bench, make_batch = _bench("cpu")
+    ways = {way.name: way for way in list_ways(2)}
+    peaks = {name: bench.measure_peak(ways[name], make_batch(16)) for name in ("original", "careful", "whole", "parts")}
+    assert peaks["parts"] < peaks["whole"] < peaks["careful"] < peaks["original"]
+    assert peaks["whole"] < 0.65 * peaks["original"]
+    assert peaks["parts"] < 0.3 * peaks["original"]
+    wanted = bench.find_gradients(ways["original"], make_batch(16))
+    for name in ("whole", "parts"):
+        found = bench.find_gradients(ways[name], make_batch(16))
+        assert float((found - wanted).norm() / wanted.norm()) < 1e-5
+    assert bench.measure_peak(ways["parts"], make_batch(32)) < peaks["original"]
+
+
+@pytest.mark.gpu
+def test_so_it_is_on_a_gpu() -> None:
+    bench, make_batch = _bench("cuda")
+    ways = {way.name: way for way in list_ways(8)}
+    peaks = {name: bench.measure_peak(ways[name], make_batch(256)) for name in ("original", "whole", "parts")}
+    assert peaks["parts"] < 0.6 * peaks["original"]
+    assert peaks["whole"] < 0.8 * peaks["original"]
+    assert bench.measure_peak(ways["parts"], make_batch(512)) < peaks["original"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "largest"), [(7, 7), (8, 8), (9, 9), (15, 15), (16, 16), (17, 17), (40, 40), (63, 63), (1000, 64), (0, 0)]
+)
+def test_the_largest_batch_that_fits_is_found(limit: int, largest: int) -> None:
+    tried: list[int] = []
+
+    def fits(count: int) -> bool:
+        tried.append(count)
+        return count <= limit
+
+    assert find_largest(fits, 8, 8) == largest
+    assert len(tried) <= 9
+    assert max(tried) <= 64
+
+
+def test_larger_batches_are_found_in_eighths() -> None:
+    assert find_largest(lambda count: count <= 75, 32, 8) == 72

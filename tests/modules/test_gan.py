@@ -1,0 +1,366 @@
+"""`GANModule`: a step is the same however it is cut, what memory it takes, and what it leaves behind."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_data.callbacks import AMP, GradientCheckpointing
+from lit_data.callbacks.wrapping import wrap
+from lit_data.commands.benchmarks.gan_ways import step_carefully, step_originally
+from lit_data.commands.session import load_weights
+from lit_data.errors import ConfigError
+from lit_data.inference.memory import measure_peak_bytes
+from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
+from lit_data.types import Batch
+from tests.stock_modules import QUIET
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`.*"),
+    pytest.mark.usefixtures("small_runs_are_fast"),
+]
+
+SIDE, BATCH = 8, 8
+
+
+def _batches(count: int, *, size: int = BATCH, side: int = SIDE) -> list[Batch]:
+    images = torch.rand(count * size, 3, side, side, generator=torch.Generator().manual_seed(0))
+    index = torch.arange(count * size)
+    poses = torch.stack((index / 9, index / 20), dim=1)
+    whole = {"image": images, "index": index, "label": index % 3, "pose": poses}
+    return [{key: value[n * size : (n + 1) * size] for key, value in whole.items()} for n in range(count)]
+
+
+def _loader(batches: list[Batch]) -> DataLoader[Any]:
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+def _module(**options: Any) -> GANModule:
+    torch.manual_seed(0)
+    sizes = {"image_px": SIDE, "num_labels": 3, "posed": True, "width": 4}
+    generator = options.pop("generator", None) or ConvGenerator(**sizes, latent_size=6, style_size=8)  # type: ignore[arg-type]
+    defaults = {"image_px": SIDE, "latent_size": 6, "num_labels": 3, "r1_every": 2}
+    return GANModule(generator, ConvDiscriminator(**sizes), **(defaults | options))  # type: ignore[arg-type]
+
+
+def _rays(**options: Any) -> GANModule:
+    torch.manual_seed(0)
+    generator = RayGenerator(image_px=SIDE, latent_size=6, plane_px=4, features=4, width=4, hidden=8, points=4)
+    discriminator = ConvDiscriminator(image_px=4, width=4, posed=True, placed=True)
+    defaults = {"image_px": SIDE, "latent_size": 6, "r1_every": 2, "patches": RayPatches(4)}
+    return GANModule(generator, discriminator, **(defaults | options))  # type: ignore[arg-type]
+
+
+def _fit(module: L.LightningModule, batches: list[Batch], *callbacks: L.Callback, **options: Any) -> L.Trainer:
+    trainer = L.Trainer(**{**QUIET, "max_epochs": 1, "callbacks": list(callbacks), **options})
+    trainer.fit(module, _loader(batches))
+    return trainer
+
+
+def _assert_close(one: nn.Module, two: nn.Module, atol: float) -> None:
+    for (name, value), other in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, other, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+class KeepGradients(L.Callback):
+    """Gradients of all parameters before each step of an optimizer."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Tensor | None]] = []
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self.found.append(
+            {name: None if p.grad is None else p.grad.clone() for name, p in pl_module.named_parameters()}
+        )
+
+
+@pytest.mark.parametrize("make", [_module, _rays])
+@pytest.mark.parametrize(("loss", "order"), [("non_saturating", "alternating"), ("hinge", "simultaneous")])
+def test_parts_of_a_batch_give_its_step(make: Any, loss: str, order: str) -> None:
+    whole, parts = make(loss=loss, order=order), make(loss=loss, order=order, micro_batch_size=3, r1_micro_batch_size=1)
+    logged = [_fit(module, _batches(3), precision="64-true").callback_metrics for module in (whole, parts)]
+    _assert_close(whole, parts, 1e-9)
+    assert set(logged[0]) == {
+        f"train/{name}" for name in ("generator_loss", "discriminator_loss", "r1", "real_score", "fake_score")
+    }
+    for name, value in logged[0].items():
+        torch.testing.assert_close(value, logged[1][name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("step", [step_originally, step_carefully])
+@pytest.mark.parametrize("make", [_module, _rays])
+def test_a_step_is_that_of_others(make: Any, step: Any) -> None:
+    ours, theirs = make(), make()
+    wrap(theirs, "training_step", lambda _, batch, batch_idx: step(theirs, batch))
+    for module in (ours, theirs):
+        _fit(module, _batches(3), precision="64-true")
+    for name in ("generator", "discriminator", "ema_generator"):
+        _assert_close(getattr(ours, name), getattr(theirs, name), 1e-9)
+
+
+def test_each_half_leaves_the_other_net_alone() -> None:
+    keep, calls = KeepGradients(), []
+    module = _module(r1_weight=0.0)
+    wrap(module.generator, "forward", lambda call, *args: (calls.append(torch.is_grad_enabled()), call(*args))[1])
+    _fit(module, _batches(1), keep)
+    assert calls == [False, True], "one batch of fakes without a graph, one with"
+    for found, own in zip(keep.found, ("discriminator.", "generator."), strict=True):
+        names = {name for name, gradient in found.items() if gradient is not None}
+        assert names == {name for name, _ in module.named_parameters() if name.startswith(own)}
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(parameter.requires_grad for parameter in module.discriminator.parameters())
+
+
+def test_the_penalty_is_that_of_the_paper() -> None:
+    keep, module, (batch,) = KeepGradients(), _module(r1_weight=3.0, r1_every=4), _batches(1)
+    plain = KeepGradients()
+    _fit(_module(r1_weight=0.0), [batch], plain, precision="64-true")
+    trainer = _fit(module, [batch], keep, precision="64-true")
+    net, images = _module().discriminator.double(), (2 * batch["image"].double() - 1).requires_grad_()
+    (part,) = module.draws.cut({**batch, "image": images.detach()}, None, epoch=0, use=0)  # type: ignore[arg-type]
+    (inner,) = torch.autograd.grad(net(images, part.conditions).sum(), images, create_graph=True)
+    penalty = inner.square().sum((1, 2, 3)).mean()
+    torch.testing.assert_close(trainer.callback_metrics["train/r1"], penalty.detach(), check_dtype=False)
+    (0.5 * 3.0 * 4 * penalty).backward()
+    for name, parameter in net.named_parameters():
+        with_penalty, without = (found.found[0][f"discriminator.{name}"] for found in (keep, plain))
+        assert with_penalty is not None
+        assert without is not None
+        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(with_penalty - without, wanted, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "callbacks"),
+    [
+        ({"precision": "bf16-mixed"}, []),
+        ({}, [partial(AMP, "bf16", scaler_per_optimizer=True)]),
+        ({}, [partial(AMP, "fp16", scaler_per_optimizer=True, init_scale=1024.0)]),
+        ({}, [partial(AMP, "fp16", init_scale=1024.0)]),
+    ],
+    ids=["trainer-bf16", "amp-bf16", "amp-fp16-two-scalers", "amp-fp16-one-scaler"],
+)
+@pytest.mark.parametrize("make", [_module, _rays])
+def test_mixed_precision_finds_the_gradients_of_float32(make: Any, options: Any, callbacks: Any) -> None:
+    exact, mixed = KeepGradients(), KeepGradients()
+    sgd = {f"{net}_optimizer": partial(torch.optim.SGD, lr=1e-4) for net in ("generator", "discriminator")}
+    penalty = _fit(make(**sgd), _batches(1), exact).callback_metrics["train/r1"]
+    trainer = _fit(make(**sgd), _batches(1), mixed, *(callback() for callback in callbacks), **options)
+    assert trainer.callback_metrics["train/r1"] == penalty, "it is float32 under autocast too"
+    assert trainer.callback_metrics["train/generator_loss"].dtype == torch.float32
+    for one, two, net in zip(exact.found, mixed.found, ("discriminator.", "generator."), strict=True):
+        wanted, found = (
+            torch.cat([grad.flatten() for name, grad in some.items() if name.startswith(net) and grad is not None])
+            for some in (one, two)
+        )
+        # The gradients of an untrained field nearly cancel out, which leaves few of bfloat16's 8 bits.
+        assert float((found - wanted).norm() / wanted.norm()) < (0.5 if make is _rays else 0.05)
+
+
+@pytest.mark.parametrize("callbacks", [[], [partial(AMP, "fp16", scaler_per_optimizer=True, init_scale=1024.0)]])
+def test_gradients_are_clipped_without_the_loss_scale(callbacks: Any) -> None:
+    module = _module(
+        gradient_clip_norm=1e-3,
+        generator_optimizer=partial(torch.optim.SGD, lr=1.0),
+        discriminator_optimizer=partial(torch.optim.SGD, lr=1.0),
+    )
+    before = [parameter.detach().clone() for parameter in module.discriminator.parameters()]
+    _fit(module, _batches(1), *(callback() for callback in callbacks))
+    moved = [(one - two).flatten() for one, two in zip(before, module.discriminator.parameters(), strict=True)]
+    assert float(torch.cat(moved).detach().norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("make", "blocks"),
+    [
+        (_module, ["generator.blocks.*", "discriminator.blocks.*"]),
+        (_rays, ["generator.planes.blocks.*", "generator.field", "discriminator.last"]),
+    ],
+)
+def test_blocks_can_be_computed_twice(make: Any, blocks: list[str]) -> None:
+    modules, peaks = (make(), make()), []
+
+    def measure(call: Any, *args: Any) -> None:
+        peaks.append(measure_peak_bytes(lambda: call(*args)))
+
+    for module in modules:
+        wrap(module, "training_step", measure)
+    _fit(modules[0], _batches(3, size=32))
+    _fit(modules[1], _batches(3, size=32), GradientCheckpointing(blocks))
+    _assert_close(*modules, 0.0)
+    assert peaks[5] < peaks[2], "in a step with penalty"
+    assert peaks[4] < 0.9 * peaks[1]
+
+
+def test_memory_does_not_grow_with_the_batch_but_with_its_parts() -> None:
+    peaks: dict[int | None, int] = {}
+
+    def measure(size: int | None, call: Any, *args: Any) -> None:
+        peaks[size] = measure_peak_bytes(lambda: call(*args))
+
+    for size in (None, 8):
+        module = _module(micro_batch_size=size)
+        wrap(module, "training_step", partial(measure, size))
+        _fit(module, _batches(1, size=64))
+    assert peaks[8] < 0.3 * peaks[None]
+
+
+class Normed(nn.Module):
+    """A user's own generator, with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 3 * SIDE * SIDE), nn.BatchNorm1d(3 * SIDE * SIDE)
+
+    def forward(self, latents: Tensor, conditions: Any) -> Tensor:
+        images: Tensor = self.norm(self.layer(latents)).view(-1, 3, SIDE, SIDE)
+        return images
+
+
+def test_the_running_mean_follows_weights_and_buffers() -> None:
+    module = _module(generator=Normed(), ema_decay=0.6)
+    kept = [weight.detach().clone() for weight in module.generator.parameters()]
+    seen: list[list[Tensor]] = []
+    end = L.pytorch.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_: seen.append([weight.detach().clone() for weight in module.generator.parameters()])
+    )
+    _fit(module, _batches(12), end)
+    for step, weights in enumerate(seen):
+        decay = min(0.6, (1 + step) / (10 + step))
+        kept = [decay * one + (1 - decay) * two for one, two in zip(kept, weights, strict=True)]
+    for weight, wanted in zip(module.ema_generator.parameters(), kept, strict=True):
+        torch.testing.assert_close(weight.detach(), wanted)
+        assert not weight.requires_grad
+    for buffer, wanted in zip(module.ema_generator.buffers(), module.generator.buffers(), strict=True):
+        assert torch.equal(buffer, wanted)
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 16}])
+def test_both_learning_rates_follow_the_schedule(limit: dict[str, int]) -> None:
+    rates: list[list[float]] = []
+    note = L.pytorch.callbacks.LambdaCallback(
+        on_train_batch_end=lambda trainer, *_: rates.append([o.param_groups[0]["lr"] for o in trainer.optimizers])
+    )
+    _fit(_module(schedule="cosine", micro_batch_size=4), _batches(4), note, **limit)
+    wanted = [0.5 + 0.5 * torch.cos(torch.tensor(torch.pi * (step + 0.5) / 8)).item() for step in range(8)]
+    assert [first for first, _ in rates] == pytest.approx([1e-3 * factor for factor in wanted], rel=1e-5)
+    assert [first for first, _ in rates] == [second for _, second in rates]
+
+
+def test_scores_of_images_held_out_are_logged() -> None:
+    module, loader = _module(), _loader(_batches(2))
+    trainer = L.Trainer(**QUIET)
+    assert trainer.validate(module, loader, verbose=False)[0].keys() == {"val/real_score"}
+    assert trainer.test(module, loader, verbose=False)[0].keys() == {"test/real_score"}
+
+
+def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
+    plain = {
+        **{"image_px": SIDE, "channels": 3, "latent_size": 6, "num_labels": 3, "seed": 4, "loss": "hinge"},
+        **{"r1_weight": 2.0, "r1_every": 3, "micro_batch_size": 5, "r1_micro_batch_size": 2, "order": "simultaneous"},
+        **{"ema_decay": 0.9, "schedule": "cosine", "gradient_clip_norm": 2.0},
+    }
+    module = _module(**plain)
+    _fit(module, _batches(1)).save_checkpoint(tmp_path / "a.ckpt")
+    other = _module()
+    load_weights(other, tmp_path / "a.ckpt")
+    _assert_close(module, other, 0.0)
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"] == plain
+    nets = {"generator": other.generator, "discriminator": other.discriminator}
+    loaded = GANModule.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True, **nets)
+    assert torch.equal(
+        loaded.sample_images(2, poses=torch.zeros(2, 2)), module.sample_images(2, poses=torch.zeros(2, 2))
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "wasserstein"}, "loss='wasserstein' is unknown: choose one of non_saturating, hinge"),
+        ({"order": "both"}, "order='both' is unknown: choose one of alternating, simultaneous"),
+        ({"schedule": "linear"}, "schedule='linear' is unknown"),
+        ({"r1_every": 0}, "r1_weight=1.0, r1_every=0: need 0 or more, and 1 or more"),
+        ({"gradient_clip_norm": 0.0}, "gradient_clip_norm=0.0: need a number above 0, or none"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0, r1_micro_batch_size=None: need 1 or more each, or none"),
+        ({"ema_decay": 1.0}, "ema_decay=1.0: need 0 or more, below 1"),
+        ({"seed": -1}, "seed=-1 is not usable"),
+        ({"latent_size": 5}, "latent_size=6 of ConvGenerator: the module has 5 - set it to that"),
+        ({"num_labels": 4}, "num_labels=3 of ConvGenerator: the module has 4 - set it to that"),
+    ],
+)
+def test_impossible_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _module(**options)
+
+
+@pytest.mark.parametrize("missing", ["index", "pose"])
+def test_a_batch_without_what_is_needed(missing: str) -> None:
+    batch = {key: value for key, value in _batches(1)[0].items() if key != missing}
+    with pytest.raises(ConfigError, match=f"the batch has no '{missing}' but image, "):
+        _fit(_module(), [batch])
+
+
+def test_labels_and_poses_may_be_missing() -> None:
+    module = GANModule(image_px=SIDE, latent_size=6)
+    _fit(module, [{key: batch[key] for key in ("image", "index")} for batch in _batches(1)])
+    assert module.sample_images(3).shape == (3, 3, SIDE, SIDE)
+
+
+class Data(L.LightningDataModule):
+    """Says what its images are, as ours do."""
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__()
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+    def train_dataloader(self) -> Any:
+        return _loader(_batches(1))
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"image_px": (8, 16)}, r"image_px=\(8, 8\) of ConvGenerator: the data have \(8, 16\) - set it to that"),
+        ({"channels": 1}, "channels=3 of ConvGenerator: the data have 1 - set it to that"),
+        ({"num_labels": 5}, "num_labels=3: the data have 5 - set model.num_labels to it, or to 0"),
+    ],
+)
+def test_data_that_do_not_fit_the_nets(facts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        L.Trainer(**QUIET, max_epochs=1).fit(_module(), datamodule=Data(**facts))
+
+
+@pytest.mark.slow
+def test_it_learns_two_colours() -> None:
+    """Red squares in the upper half, blue ones in the lower half."""
+    labels = torch.arange(64) % 2
+    images = torch.full((64, 3, SIDE, SIDE), 0.9)
+    for number, label in enumerate(labels.tolist()):
+        images[number, :, 4 * label : 4 * label + 4, 2:6] = torch.tensor(
+            [0.8, 0.1, 0.1] if label == 0 else [0.1, 0.1, 0.8]
+        )[:, None, None]
+    whole = {"image": images, "index": torch.arange(64), "label": labels}
+    batches = [{key: value[n::4] for key, value in whole.items()} for n in range(4)]
+    torch.manual_seed(0)
+    sizes = {"image_px": SIDE, "num_labels": 2, "width": 8}
+    adam = partial(torch.optim.Adam, lr=2e-3, betas=(0.0, 0.99))
+    module = GANModule(
+        ConvGenerator(**sizes, latent_size=6),  # type: ignore[arg-type]
+        ConvDiscriminator(**sizes),  # type: ignore[arg-type]
+        **{"image_px": SIDE, "num_labels": 2, "latent_size": 6},  # type: ignore[arg-type]
+        generator_optimizer=adam,
+        discriminator_optimizer=adam,
+        ema_decay=0.95,
+    )
+    before = (module.sample_images(2, labels=[0, 1]) - images[:2]).abs().mean()
+    _fit(module, batches, max_epochs=75)
+    after = (module.sample_images(2, labels=[0, 1]) - images[:2]).abs().mean()
+    assert before > 0.25
+    assert after < 0.08

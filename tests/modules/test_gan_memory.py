@@ -1,0 +1,165 @@
+"""`GANModule` when memory runs out, and after an interruption."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.callbacks.wrapping import wrap
+from lit_data.datamodules import GANDataModule
+from lit_data.errors import BatchMemoryError
+from lit_data.loading import LoaderOptions
+from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
+from lit_data.types import Batch
+from tests.limited_memory import out_of_memory
+from tests.stock_modules import QUIET
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`.*"),
+    pytest.mark.usefixtures("small_runs_are_fast"),
+]
+
+SIDE, FITTING = 8, 4
+FIRST = 11
+HALVES = ("fakes", "discriminator", "generator", "backward")
+
+
+def _module(**options: Any) -> GANModule:
+    torch.manual_seed(0)
+    generator = ConvGenerator(image_px=SIDE, latent_size=6, width=4, style_size=8)
+    discriminator = ConvDiscriminator(image_px=SIDE, width=4)
+    defaults = {"image_px": SIDE, "latent_size": 6, "ema_decay": 0.0}
+    return GANModule(generator, discriminator, **(defaults | options))
+
+
+def _loader(*sizes: int) -> DataLoader[Any]:
+    images = torch.rand(sum(sizes), 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    parts = zip(images.split(list(sizes)), torch.arange(sum(sizes)).split(list(sizes)), strict=True)  # type: ignore[no-untyped-call]
+    batches: list[Batch] = [{"image": some, "index": index} for some, index in parts]
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+def _fail(module: GANModule, half: str) -> list[int]:
+    """Let memory run out once more than some samples go through a net, in one half of the step; sizes that failed."""
+    refused: list[int] = []
+
+    def check(count: int) -> None:
+        if count > FITTING:
+            refused.append(count)
+            raise out_of_memory()
+
+    def generate(call: Callable[..., Tensor], latents: Tensor, conditions: Any) -> Tensor:
+        grad = torch.is_grad_enabled()
+        if half == ("generator" if grad else "fakes"):
+            check(len(latents))
+        images = call(latents, conditions)
+        if grad and half == "backward":
+            images.register_hook(lambda gradient: check(len(gradient)))
+        return images
+
+    def judge(call: Callable[..., Tensor], images: Tensor, conditions: Any) -> Tensor:
+        if half == "discriminator" and next(module.discriminator.parameters()).requires_grad:
+            check(len(images))
+        return call(images, conditions)
+
+    wrap(module.generator, "forward", generate)
+    wrap(module.discriminator, "forward", judge)
+    return refused
+
+
+def _assert_equal(one: nn.Module, two: nn.Module) -> None:
+    for (name, value), other in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        assert torch.equal(value, other), name
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_step_that_ran_out_of_memory_is_repeated_in_pieces(half: str) -> None:
+    failing, plain = (_module(order="simultaneous", r1_every=1) for _ in range(2))
+    refused = _fail(failing, half)
+    adaptive = AdaptiveBatchSize(min_size=1)
+    L.Trainer(**QUIET, max_epochs=1, callbacks=[adaptive]).fit(failing, _loader(8))
+    L.Trainer(**QUIET, max_epochs=1).fit(plain, _loader(4, 4))
+    assert refused == [8]
+    _assert_equal(failing, plain)
+    assert all(parameter.requires_grad for parameter in failing.discriminator.parameters())
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_after_a_step_of_the_discriminator_nothing_is_repeated(half: str) -> None:
+    module = _module(order="alternating")
+    refused = _fail(module, half)
+    trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize(min_size=1)])
+    if half in ("generator", "backward"):
+        with pytest.raises(BatchMemoryError, match="memory ran out in batch 0 after an optimizer had stepped"):
+            trainer.fit(module, _loader(8, 8))
+    else:
+        trainer.fit(module, _loader(8, 8))
+        assert trainer.global_step == 2 * 4
+    assert refused == [8]
+
+
+def test_or_the_rest_of_the_step_is_left_out() -> None:
+    module = _module(order="alternating")
+    refused = _fail(module, "generator")
+    trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize(min_size=1, after_step="skip")])
+    trainer.fit(module, _loader(8, 8))
+    assert refused == [8]
+    assert trainer.global_step == 1 + 2 * 2, "a step of the discriminator alone, then two whole ones"
+
+
+def test_parts_keep_a_step_whole() -> None:
+    failing, plain = (_module(micro_batch_size=size) for size in (FITTING, None))
+    refused = [_fail(failing, half) for half in HALVES]
+    for module in (failing, plain):
+        L.Trainer(**QUIET, max_epochs=1, precision="64-true").fit(module, _loader(8, 8))
+    assert refused == [[]] * len(HALVES)
+    for value, other in zip(failing.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, other, rtol=0, atol=1e-9)
+
+
+class Record(L.Callback):
+    """Weights and logged values after each batch; a checkpoint after some."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.found: list[dict[str, Tensor]] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any) -> None:
+        logged = {name: value.clone() for name, value in trainer.callback_metrics.items()}
+        self.found.append({**{k: v.clone() for k, v in pl_module.state_dict().items()}, **logged})
+        if self.path is not None and len(self.found) == FIRST:
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_resumed_run_takes_the_same_steps_to_the_bit(tmp_path: Path) -> None:
+    """The checkpoint is from the middle of an epoch, which has four batches, and between two penalties."""
+    drawn = {"count": 8, "size_px": [16, 16], "tiles": 2, "seed": 0}
+    options = LoaderOptions(batch_size=6, micro_batch_size=6, num_workers=0, seed=3)
+    make_data = partial(
+        GANDataModule,
+        image_px=SIDE,
+        splits={"train": 0.75, "val": 0.25},
+        cache_dir=str(tmp_path),
+        samples=drawn,
+        loader=options,
+    )
+    make = partial(_module, micro_batch_size=4, r1_every=4, ema_decay=0.9, schedule="cosine", gradient_clip_norm=1.0)
+    limits: dict[str, Any] = {**QUIET, "max_epochs": 8, "limit_val_batches": 0}
+    path = tmp_path / "middle.ckpt"
+    whole, resumed = Record(path), Record()
+    L.Trainer(**limits, callbacks=[whole]).fit(make(), datamodule=make_data())
+    L.Trainer(**limits, callbacks=[resumed]).fit(make(), datamodule=make_data(), ckpt_path=path, weights_only=False)
+    assert len(whole.found) == FIRST + len(resumed.found) == FIRST + 21
+    for one, two in zip(whole.found[FIRST:], resumed.found, strict=True):
+        assert one.keys() == two.keys()
+        for name, value in one.items():
+            assert torch.equal(value, two[name]), name
+    assert not torch.equal(whole.found[-1]["last_r1"], whole.found[FIRST]["last_r1"])

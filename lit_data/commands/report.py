@@ -1,0 +1,129 @@
+"""``report``: one HTML page of a run, of several, or of a sweep, that needs nothing but a browser."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from lit_data.commands.arguments import Parser
+from lit_data.commands.reports.comparison import choose_metrics, rank
+from lit_data.commands.reports.folders import choose_folder, find_runs, is_run
+from lit_data.commands.reports.page import make_page
+from lit_data.commands.reports.pictures import read_pictures
+from lit_data.commands.reports.runs import Run, add_pictures, read_run
+from lit_data.commands.reports.sweeps import read_sweep
+from lit_data.commands.result import write_text
+from lit_data.errors import ConfigError
+
+FILE: Final = "report.html"
+
+_HELP: Final = """\
+usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME] [--picture-width PX]
+
+Writes one HTML page of what is in the folders, without asking the network for anything, and prints its path.
+
+  RUN                    folder of a run or of a sweep, or a folder of runs such as runs/fit/stripe
+  --output FILE          the page; by default report.html in the folder of the run or sweep, of several RUNs in the
+                         folder that holds them all
+  --metrics NAME,NAME    figures of summary.json to compare, such as test/dice,samples_per_s
+  --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200, and of more than
+                         8 runs 640, in the sections of the best 20"""
+
+_WIDTH_PX: Final = 1200
+_WIDTH_OF_MANY_PX: Final = 640
+_MANY: Final = 8
+_MOST_PICTURED: Final = 20
+
+
+def main(words: Sequence[str]) -> None:
+    """Write the page that the command line asks for and print its path.
+
+    Args:
+        words: Of the command line, after ``report``.
+
+    Raises:
+        ConfigError: An option is wrong.
+        DataError: A folder is no run.
+        StoreError: The page cannot be written.
+    """
+    options = _parse(words)
+    if options.help:
+        print(_HELP)
+        return
+    metrics = [name.strip() for name in options.metrics.split(",") if name.strip()]
+    paths = [Path(word) for word in options.runs]
+    print(write_report(paths, output=options.output, metrics=metrics, width_px=options.picture_width))
+
+
+def write_report(
+    paths: Sequence[Path], *, output: str | Path | None = None, metrics: Sequence[str] = (), width_px: int | None = None
+) -> Path:
+    """Write a page of runs.
+
+    Args:
+        paths: Folders of runs, of sweeps, or folders of runs.
+        output: The file; by default `FILE` in the folder of the run or sweep, or in the folder that holds them all.
+        metrics: Keys of summary.json to compare; by default scores and what the machine did.
+        width_px: Pictures are scaled down to this; 0 leaves them out; by default it depends on the number of runs.
+
+    Returns:
+        The file.
+
+    Raises:
+        DataError: A folder is no run.
+        StoreError: The page cannot be written.
+    """
+    folders = find_runs(paths)
+    if width_px is None:
+        width_px = _WIDTH_PX if len(folders) <= _MANY else _WIDTH_OF_MANY_PX
+    named = enumerate(zip(folders, _name(folders), strict=True), 1)
+    runs = [read_run(folder, number, label) for number, (folder, label) in named]
+    sweeps = [(path, read_sweep(path)) for path in paths if path not in folders]
+    metrics = choose_metrics(runs, metrics, first=next((sweep.metric for _, sweep in sweeps), ""))
+    runs, notes = _picture(runs, metrics, width_px)
+    pictures = [p for path, _ in sweeps for p in read_pictures(path, notes, width_px=width_px, names=["sweep"])]
+    lost = [job for path, sweep in sweeps for job in sweep.jobs if not is_run(path / job[0])]
+    page = make_page(runs, title=_entitle(runs), metrics=metrics, pictures=pictures, notes=notes, lost=lost)
+    path = Path(output) if output is not None else choose_folder(paths) / FILE
+    write_text(path, page)
+    return path
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = Parser("python -m lit_data report")
+    parser.add_argument("--output")
+    parser.add_argument("--metrics", default="")
+    parser.add_argument("--picture-width", type=int)
+    parser.add_argument("runs", nargs="*")
+    options = parser.read(words)
+    if not options.runs and not options.help:
+        raise ConfigError("report needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00")
+    if options.picture_width is not None and options.picture_width < 0:
+        raise ConfigError(f"--picture-width {options.picture_width} is below 0: give pixels, or 0 for no pictures")
+    return options
+
+
+def _name(folders: Sequence[Path]) -> list[str]:
+    """The end of each path that tells it from the others; a job of a sweep has but a number."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(own[-length:]) for own in parts]
+        if len(set(names)) == len(names):
+            break
+    return [f"job {name}" if name.isdecimal() else name for name in names]
+
+
+def _entitle(runs: Sequence[Run]) -> str:
+    names = list(dict.fromkeys(run.experiment for run in runs))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _picture(runs: Sequence[Run], metrics: Sequence[str], width_px: int) -> tuple[list[Run], list[str]]:
+    """The runs with their pictures, of very many runs only the best, and a sentence that says so."""
+    places = list(range(len(runs)))
+    ranked = rank(runs, metrics[0]) if metrics else []
+    chosen = [*ranked, *(place for place in places if place not in ranked)][:_MOST_PICTURED]
+    shown = [add_pictures(run, width_px) if place in chosen else run for place, run in enumerate(runs)]
+    left_out = len(runs) - len(chosen)
+    note = f"{left_out} runs are shown without their pictures, which would make this page too large."
+    return shown, [note] if left_out and width_px else []

@@ -1,0 +1,182 @@
+"""Several runs beside each other: what differs between them, what came out, and their curves in one chart."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from lit_data.commands.reports.charts import Line, draw_chart, draw_swatch
+from lit_data.commands.reports.curves import Series
+from lit_data.commands.reports.groups import find_place
+from lit_data.commands.reports.markup import Markup, element, join, make_table
+from lit_data.commands.reports.numbers import find_direction, format_value
+from lit_data.commands.reports.run_parts import find_scores
+from lit_data.commands.reports.runs import Run
+from lit_data.commands.reports.settings import flatten
+
+_MOST_SCORES: Final = 4
+_MOST_COLUMNS: Final = 8
+_MACHINE: Final = ("samples_per_s", "data_wait_fraction", "peak_rss_bytes", "batch/ooms", "seconds")
+_CURVES: Final = ("data/samples_per_s", "data/wait_fraction", "memory/rss_bytes", "batch/size")
+_MOST_POINTS: Final = 120
+_MOST_OVERLAYS: Final = 9
+_NO_OPTION: Final = ("paths.", "hydra.", "report")
+
+
+def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The options that were given on a command line and are not the same in all runs.
+
+    Where no such option differs, those of the configuration that do.
+
+    Returns:
+        By key, the value in each run; ``-`` where a run has no such key.
+    """
+    leaves = [flatten(run.settings.config) for run in runs]
+    keys = dict.fromkeys(_read_key(word) for run in runs for word in run.settings.overrides)
+    found = {key: [_look_up(run, own, key) for run, own in zip(runs, leaves, strict=True)] for key in keys}
+    differing = {key: values for key, values in found.items() if _differs(key, values)}
+    if not differing:
+        every = dict.fromkeys(key for own in leaves for key in own)
+        found = {key: [_format(own[key]) if key in own else "-" for own in leaves] for key in every}
+        differing = {key: values for key, values in found.items() if _differs(key, values)}
+    return dict(list(differing.items())[:_MOST_COLUMNS])
+
+
+def choose_metrics(runs: Sequence[Run], wanted: Sequence[str], *, first: str = "") -> list[str]:
+    """The columns of figures: those that were asked for, or scores and what the machine did.
+
+    Args:
+        runs: That are compared.
+        wanted: What was asked for.
+        first: What the sweep compares by.
+    """
+    if wanted:
+        return list(wanted)
+    scores = dict.fromkeys(name for run in runs for name in find_scores(run)[:_MOST_SCORES])
+    machine = [name for name in _MACHINE if any(run.values.get(name) for run in runs)]
+    return list(dict.fromkeys([*filter(None, [first]), *list(scores)[:_MOST_SCORES], *machine]))
+
+
+def rank(runs: Sequence[Run], name: str) -> list[int]:
+    """Places of the runs with a number for this metric, the best first; empty where no direction is known."""
+    direction = next((sign for key, sign in (run.monitor for run in runs) if key == name), 0) or find_direction(name)
+    numbered = [(value, place) for place, run in enumerate(runs) if (value := _read_number(run, name)) is not None]
+    return [place for _, place in sorted(numbered, key=lambda entry: -direction * entry[0])] if direction else []
+
+
+def show_comparison(runs: Sequence[Run], metrics: Sequence[str]) -> Markup:
+    """The table of runs; the best of each figure is marked, and a title sorts where scripts may run."""
+    differences = find_differences(runs)
+    best = {name: places[0] for name in metrics if len(places := rank(runs, name)) > 1 and not _all_same(runs, name)}
+    rows = []
+    for place, run in enumerate(runs):
+        options = [element("td", {"class": "option"}, values[place]) for values in differences.values()]
+        figures = [_show_figure(run, name, is_best=best.get(name) == place) for name in metrics]
+        link = element("a", {"href": f"#{run.anchor}"}, draw_swatch(_make_line(run, place)), run.label)
+        state = element("td", None, element("span", {"class": f"chip {show_status(run)[0]}"}, show_status(run)[1]))
+        rows.append([element("th", {"scope": "row"}, link), *options, state, *figures])
+    head = ["run", *differences, "state", *metrics]
+    return make_table(head, rows, {"class": "comparison sortable"})
+
+
+def show_failures(runs: Sequence[Run], lost: Sequence[tuple[str, str, str]]) -> Markup:
+    """The runs that came to no end, and why.
+
+    Args:
+        runs: All of the page.
+        lost: Number, status and reason of jobs of a sweep that left no folder.
+    """
+    rows: list[tuple[str, str]] = [
+        (
+            element("th", {"scope": "row"}, element("a", {"href": f"#{run.anchor}"}, run.label)),
+            run.failure or _NO_REASON,
+        )
+        for run in runs
+        if run.status != "done"
+    ]
+    rows += [
+        (f"job {number}", f"{status}: {reason}" if reason and status != "failed" else reason or status)
+        for number, status, reason in lost
+    ]
+    return make_table(("run", "reason"), rows, {"class": "events"}) if rows else Markup()
+
+
+def show_overlays(runs: Sequence[Run], metrics: Sequence[str]) -> Markup:
+    """One chart for each curve that several runs have, with one line for each run."""
+    names = [name for name in _choose_curves(runs, metrics) if sum(name in run.log.series for run in runs) > 1]
+    drawn = []
+    for name in names[:_MOST_OVERLAYS]:
+        lines = [_make_line(run, place, name) for place, run in enumerate(runs) if name in run.log.series]
+        drawn.append(draw_chart(name, lines, most_points=_MOST_POINTS, legend=False))
+    if not drawn:
+        return Markup()
+    legend = [
+        element("li", None, element("a", {"href": f"#{run.anchor}"}, draw_swatch(_make_line(run, place)), run.label))
+        for place, run in enumerate(runs)
+        if run.log.series
+    ]
+    return join([element("ul", {"class": "legend shared"}, *legend), element("div", {"class": "charts"}, *drawn)])
+
+
+def show_status(run: Run) -> tuple[str, str]:
+    """Class and word for the state of a run."""
+    return {"done": ("good", "done"), "failed": ("bad", "failed"), "unfinished": ("warn", "not finished")}[run.status]
+
+
+_NO_REASON: Final = "no summary.json and no reason on record: it was broken off from outside, or it is still running"
+_EMPTY: Final = Series(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, np.nan))
+
+
+def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
+    """Losses and scores of training and validation, then what the machine did, as far as it changed."""
+    every = dict.fromkeys(name for run in runs for name in run.log.series)
+    model = [name for name in every if find_place(name).section == "model" and not find_place(name).is_baseline]
+    model = sorted((n for n in model if not n.startswith("test")), key=lambda n: ("loss" not in n, n not in metrics))
+    machine = [
+        name for name in _CURVES if any(name in run.log.series and not run.log.series[name].is_constant for run in runs)
+    ]
+    longest = {name: max(len(run.log.series[name].values) for run in runs if name in run.log.series) for name in every}
+    return [name for name in [*model, *machine] if longest[name] > 1]
+
+
+def _make_line(run: Run, place: int, name: str = "") -> Line:
+    return Line(name, run.label, run.log.series.get(name, _EMPTY), place)
+
+
+def _show_figure(run: Run, name: str, *, is_best: bool) -> Markup:
+    number = _read_number(run, name)
+    attributes: dict[str, str | float | None] = {"class": "best" if is_best else None, "data-value": number}
+    mark = element("abbr", {"title": "the best of these"}, "★") if is_best else Markup()
+    return element("td", attributes, format_value(name, run.values.get(name)), mark)
+
+
+def _read_number(run: Run, name: str) -> float | None:
+    value = run.values.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _all_same(runs: Sequence[Run], name: str) -> bool:
+    return len({_read_number(run, name) for run in runs} - {None}) < 2
+
+
+def _read_key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _look_up(run: Run, leaves: Mapping[str, Any], key: str) -> str:
+    """The value of an option in a run: of a group the chosen option, else what the configuration says."""
+    if key in run.settings.choices:
+        return run.settings.choices[key]
+    if key in leaves:
+        return _format(leaves[key])
+    below = {name.removeprefix(f"{key}."): value for name, value in leaves.items() if name.startswith(f"{key}.")}
+    return _format(below) if below else "-"
+
+
+def _format(value: Any) -> str:  # noqa: ANN401 - what YAML may hold
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _differs(key: str, values: Sequence[str]) -> bool:
+    return not key.startswith(_NO_OPTION) and len(set(values)) > 1

@@ -1,0 +1,129 @@
+"""Pictures of a run, small enough to stand in a page."""
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lit_data.commands.reports.markup import Markup, element
+
+_QUALITY: Final = 80
+_MOST: Final = 12
+_MOST_HEIGHT_PX: Final = 8000
+_CAPTIONS: Final = {
+    "samples": "Samples as the model sees them",
+    "predictions": "Samples beside what the model makes of them, with the best checkpoint's weights",
+    "families": "Each family of defects on its own",
+    "augment": "Samples before and after augmentation",
+    "memory": "Memory and batch size over time, with what happened meanwhile",
+    "throughput": "Samples per second, batch size, and where the time of each step goes",
+    "sweep": "The jobs of the sweep",
+}
+_TIMELINES: Final = ("memory", "throughput")
+_DIAGRAMS: Final = (*_TIMELINES, "sweep")
+"""Drawn on white with few colours, so they can be turned dark."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that stands in the page.
+
+    Attributes:
+        name: Its file, without folder and ending.
+        uri: All of it, as a data URI.
+        width_px: As it stands in the page.
+        height_px: As it stands in the page.
+        original_px: Width of the file.
+    """
+
+    name: str
+    uri: str
+    width_px: int
+    height_px: int
+    original_px: int
+
+    @property
+    def is_timeline(self) -> bool:
+        """Whether it is of the machine and not of samples."""
+        return self.name in _TIMELINES
+
+
+def read_pictures(
+    folder: Path, notes: list[str], *, width_px: int, names: Sequence[str] | None = None
+) -> list[Picture]:
+    """Read the pictures of a folder, the known ones first.
+
+    Args:
+        folder: Of a run or a sweep.
+        notes: Gets a sentence for each picture that cannot be read or is left out.
+        width_px: What is wider is scaled down; 0 leaves all of them out.
+        names: Only these, without their endings.
+    """
+    if not width_px:
+        return []
+    paths = [path for path in folder.glob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg")]
+    paths = _sort([*paths, *_find_latest(folder / "images")])
+    paths = [path for path in paths if names is None or path.stem in names]
+    if len(paths) > _MOST:
+        notes.append(f"{len(paths) - _MOST} more pictures lie in the folder")
+    found = []
+    for path in paths[:_MOST]:
+        try:
+            found.append(_read_picture(path, width_px))
+        except Exception as error:  # of a damaged file any library may raise anything
+            notes.append(
+                f"{path.name} cannot be shown: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            )
+    return found
+
+
+def show_picture(picture: Picture) -> Markup:
+    """A figure with its caption."""
+    caption = _CAPTIONS.get(picture.name, picture.name)
+    attributes: dict[str, str | float | None] = {
+        **{"src": picture.uri, "alt": caption, "width": picture.width_px, "height": picture.height_px},
+        "class": "diagram" if picture.name in _DIAGRAMS else None,
+    }
+    scaled = f", scaled from {picture.original_px} px" if picture.original_px > 1.1 * picture.width_px else ""
+    return element(
+        "figure",
+        {"class": "picture wide" if picture.name in _DIAGRAMS else "picture"},
+        element("img", attributes),
+        element("figcaption", None, caption, element("span", {"class": "unit"}, f"{picture.name}{scaled}")),
+    )
+
+
+def _sort(paths: Iterable[Path]) -> list[Path]:
+    known = list(_CAPTIONS)
+    return sorted(paths, key=lambda path: (known.index(path.stem) if path.stem in known else len(known), path.name))
+
+
+def _find_latest(folder: Path) -> list[Path]:
+    """The last picture of each kind that was drawn every so many steps, such as ``step-500.png``."""
+    latest: dict[str, tuple[int, Path]] = {}
+    for path in folder.glob("*-*.png"):
+        kind, _, number = path.stem.rpartition("-")
+        if number.isdecimal():
+            latest[kind] = max((int(number), path), latest.get(kind, (-1, path)))
+    return [path for _, path in latest.values()]
+
+
+def _read_picture(path: Path, width_px: int) -> Picture:
+    from PIL import Image
+
+    with Image.open(path, formats=("PNG", "JPEG")) as file:
+        original_px = file.width
+        rgba = file.convert("RGBA")
+    page = Image.new("RGB", rgba.size, "white")
+    page.paste(rgba, mask=rgba.getchannel("A"))
+    scale = min(1.0, width_px / page.width, _MOST_HEIGHT_PX / page.height)
+    if scale < 1:
+        page = page.resize(
+            (max(1, round(page.width * scale)), max(1, round(page.height * scale))), Image.Resampling.LANCZOS
+        )
+    buffer = io.BytesIO()
+    page.save(buffer, "WEBP", quality=_QUALITY, method=2)
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return Picture(path.stem, f"data:image/webp;base64,{data}", page.width, page.height, original_px)

@@ -1,0 +1,190 @@
+"""Everything that a run folder holds, read as far as it is there."""
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from lit_data.commands.reports.curves import Log, read_log
+from lit_data.commands.reports.journal import Journal, read_journal
+from lit_data.commands.reports.numbers import find_direction
+from lit_data.commands.reports.pictures import Picture, read_pictures
+from lit_data.commands.reports.secrets import Masker
+from lit_data.commands.reports.settings import Settings, flatten, read_settings
+
+Status = Literal["done", "failed", "unfinished"]
+
+_FAILED: Final = ("failed", "out of memory", "killed", "interrupted")
+_MOST_TEXTS: Final = 5
+_MOST_CHARACTERS: Final = 20_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run; what its folder lacks is empty.
+
+    Attributes:
+        folder: Of the run.
+        number: Its place on the page, from 1.
+        label: A short name that no other run of the page has.
+        settings: Configuration and command line.
+        summary: summary.json; none if the run did not come to its end.
+        log: What the CSV logger wrote.
+        journal: The text log.
+        loaders: loader.json: the workers of each stage and why.
+        machine: machine.json: processor, device and versions.
+        post_mortems: Name and text of each file on what held the memory when it ran out.
+        notes: Sentences on what is missing or damaged.
+        failure: Why the run failed, as far as that was recorded.
+        written_s: Unix time at which something in it changed last.
+        pictures: Scaled down.
+    """
+
+    folder: Path
+    number: int
+    label: str
+    settings: Settings
+    summary: Mapping[str, Any] | None
+    log: Log
+    journal: Journal
+    loaders: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    post_mortems: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    failure: str
+    written_s: float
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        """Of its section in the page."""
+        return f"run-{self.number}"
+
+    @property
+    def status(self) -> Status:
+        """``unfinished``: broken off, or still running."""
+        return "done" if self.summary is not None else "failed" if self.failure else "unfinished"
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The summary, empty if there is none."""
+        return self.summary or {}
+
+    @property
+    def experiment(self) -> str:
+        """Its name."""
+        return str(self.values.get("experiment") or self.settings.config.get("name") or self.folder.name)
+
+    @property
+    def command(self) -> str:
+        """The command that wrote it."""
+        return str(self.values.get("command") or self.settings.config.get("command") or "run")
+
+    @property
+    def limited_by(self) -> str:
+        """What limited the training, in a sentence."""
+        return str(self.values.get("train/limited_by") or self.journal.limited_by)
+
+    @property
+    def monitor(self) -> tuple[str, int]:
+        """The metric that chose the best checkpoint and whether more of it is better (1) or less (-1)."""
+        leaves = flatten(self.settings.config.get("callbacks") or {})
+        for key, value in leaves.items():
+            if key.endswith(".monitor") and isinstance(value, str):
+                mode = leaves.get(f"{key.removesuffix('monitor')}mode")
+                return value, {"max": 1, "min": -1}.get(str(mode), find_direction(value))
+        return "", 0
+
+
+def read_run(folder: Path, number: int, label: str) -> Run:
+    """Read a run folder, without its pictures.
+
+    Args:
+        folder: Of the run; any part of it may be missing or damaged.
+        number: Its place on the page.
+        label: A short name.
+    """
+    notes: list[str] = []
+    masker = Masker()
+    settings = read_settings(folder, masker, notes)
+    summary = _read_json(folder / "summary.json", masker, notes)
+    journal = read_journal(folder, masker, notes)
+    return Run(
+        folder=folder,
+        number=number,
+        label=label,
+        settings=settings,
+        summary=summary or None,
+        log=read_log(folder, notes),
+        journal=journal,
+        loaders=_read_json(folder / "loader.json", masker, notes),
+        machine=_read_json(folder / "machine.json", masker, notes),
+        post_mortems=tuple(_read_texts(folder, masker)),
+        notes=tuple(map(masker.mask_text, notes)),
+        failure="" if summary else _find_failure(folder, masker, notes) or journal.last_error,
+        written_s=_find_last_change(folder),
+    )
+
+
+def add_pictures(run: Run, width_px: int) -> Run:
+    """The run with its pictures.
+
+    Args:
+        run: Without.
+        width_px: What is wider is scaled down; 0 leaves all of them out.
+    """
+    notes = list(run.notes)
+    pictures = tuple(read_pictures(run.folder, notes, width_px=width_px))
+    return replace(run, pictures=pictures, notes=tuple(notes))
+
+
+def describe_age(written_s: float, now_s: float | None = None) -> str:
+    """When something was written, in local time and in words."""
+    ago_s = max(0.0, (time.time() if now_s is None else now_s) - written_s)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
+    for unit_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if ago_s >= 2 * unit_s:
+            return f"{when}, {ago_s / unit_s:.0f} {unit} before this page was written"
+    return f"{when}, {ago_s:.0f} seconds before this page was written"
+
+
+def _read_json(path: Path, masker: Masker, notes: list[str]) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} cannot be read: {error}")
+        return {}
+    if not isinstance(found, dict):
+        notes.append(f"{path.name} is not an object of JSON")
+        return {}
+    masked: dict[str, Any] = masker.mask_tree(found)
+    return masked
+
+
+def _find_failure(folder: Path, masker: Masker, notes: list[str]) -> str:
+    """Why a run failed, from its own record or from that of its sweep."""
+    for name in ("job.json", "failure.json"):
+        record = _read_json(folder / name, masker, notes)
+        if record.get("status") in _FAILED:
+            reason = str(record.get("reason") or "no reason is on record")
+            return reason if record["status"] == "failed" else f"{record['status']}: {reason}"
+    return ""
+
+
+def _read_texts(folder: Path, masker: Masker) -> list[tuple[str, str]]:
+    found = []
+    for path in sorted(folder.glob("oom-*.txt"))[:_MOST_TEXTS]:
+        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+            found.append((path.name, masker.mask_text(file.read(_MOST_CHARACTERS))))
+    return found
+
+
+def _find_last_change(folder: Path) -> float:
+    times = [path.stat().st_mtime for path in (folder, *folder.glob("*"), *folder.glob("*/*")) if path.exists()]
+    return max(times)

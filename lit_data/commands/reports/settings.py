@@ -1,0 +1,123 @@
+"""The configuration of a run, as Hydra left it in the run folder."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from lit_data.commands.reports.secrets import Masker
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C where PyYAML was built with it
+_REFERENCE: Final = re.compile(r"\$\{([\w.]+|hydra:[\w.]+)\}")
+_DEEPEST: Final = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run was told, without secrets.
+
+    Attributes:
+        config: The configuration with references within it filled in. Environment variables stay as they were written:
+            their values now need not be those of then.
+        overrides: The words of the command line.
+        choices: The option chosen of each group.
+        command_line: What would start the run again.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    command_line: str = ""
+
+
+def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
+    """Read ``.hydra``; what is missing or damaged is noted and left empty.
+
+    Args:
+        folder: Of the run.
+        masker: It learns the secrets of this run.
+        notes: Gets a sentence for each file that cannot be used.
+    """
+    config, hydra = (_read_yaml(folder / ".hydra" / name, notes) for name in ("config.yaml", "hydra.yaml"))
+    hydra = _as_dict(hydra.get("hydra"))
+    words = _as_dict(hydra.get("overrides")).get("task")
+    overrides = [str(word) for word in words] if isinstance(words, list) else []
+    masker.mask_tree(config)  # learn before anything is shown: the same secret may stand in a reference or an override
+    resolved = {key: _resolve(value, config, hydra, _DEEPEST) for key, value in config.items()}
+    masked = tuple(map(masker.mask_text, overrides))
+    choices = {str(k): str(v) for k, v in _as_dict(_as_dict(hydra.get("runtime")).get("choices")).items()}
+    command = ["python", "-m", "lit_data", str(config.get("command", "fit")), *_find_config_dir(hydra)]
+    line = shlex.join([*map(masker.mask_text, command), *masked])
+    return Settings(masker.mask_tree(resolved), masked, choices, line if overrides or config else "")
+
+
+def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what YAML may hold
+    """The leaves of a configuration by their dotted keys; a list is a leaf."""
+    if not isinstance(tree, Mapping):
+        return {above: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flatten(value, f"{above}.{key}" if above else str(key))
+    return leaves
+
+
+def write_yaml(tree: Any) -> str:  # noqa: ANN401
+    """A configuration as text."""
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100) if tree else ""
+
+
+def _read_yaml(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            found = yaml.load(file, _LOADER)
+    except FileNotFoundError:
+        notes.append(f"there is no {path.parent.name}/{path.name}, so the configuration is not known")
+    except (OSError, yaml.YAMLError, RecursionError) as error:
+        notes.append(f"{path.parent.name}/{path.name} cannot be read: {str(error).splitlines()[0]}")
+    else:
+        return _as_dict(found)
+    return {}
+
+
+def _find_config_dir(hydra: Mapping[str, Any]) -> list[str]:
+    sources = _as_dict(hydra.get("runtime")).get("config_sources")
+    entries = [_as_dict(entry) for entry in sources] if isinstance(sources, list) else []
+    return [
+        word
+        for entry in entries
+        if entry.get("schema") == "file" and entry.get("path")
+        for word in ("--config-dir", str(entry["path"]))
+    ]
+
+
+def _resolve(value: Any, config: Mapping[str, Any], hydra: Mapping[str, Any], depth: int) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {key: _resolve(part, config, hydra, depth) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_resolve(part, config, hydra, depth) for part in value]
+    if not isinstance(value, str) or not depth or "${" not in value:
+        return value
+
+    def look_up(found: re.Match[str]) -> str:
+        target = _select(found[1], config, hydra)
+        plain = found[0] if isinstance(target, dict | list) or target is None else str(target)
+        return str(_resolve(plain, config, hydra, depth - 1))
+
+    whole = _REFERENCE.fullmatch(value)
+    target = _select(whole[1], config, hydra) if whole else None
+    return _resolve(target, config, hydra, depth - 1) if target is not None else _REFERENCE.sub(look_up, value)
+
+
+def _select(key: str, config: Mapping[str, Any], hydra: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    node: Any = hydra if key.startswith("hydra:") else config
+    for part in key.removeprefix("hydra:").split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _as_dict(node: Any) -> dict[str, Any]:  # noqa: ANN401
+    return node if isinstance(node, dict) else {}

@@ -1,0 +1,48 @@
+"""What a run leaves beside its summary: failure.json if it failed, and report.html."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.result import PartlyDoneError, write_json
+from lit_data.commands.sweep_process import describe_failure
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
+    """Write failure.json (status, exit code, reason in one line) and the report if what runs within fails.
+
+    Args:
+        cfg: The configuration.
+        folder: Of the run.
+    """
+    if is_first_rank():
+        (folder / "failure.json").unlink(missing_ok=True)  # of an earlier start in this folder
+    try:
+        yield
+    except PartlyDoneError:
+        raise
+    except Exception as error:
+        if is_first_rank():
+            write_json(folder / "failure.json", asdict(describe_failure(error)))
+            add_report(cfg, folder)
+        raise
+
+
+def add_report(cfg: DictConfig, folder: Path) -> None:
+    """Write report.html of a run or a sweep where the configuration asks for it; it never fails a run."""
+    if not cfg.get("report", False):
+        return
+    from lit_data.commands.report import write_report  # not for commands without one
+
+    try:
+        log.info("report: %s", write_report([folder]))
+    except Exception:
+        log.exception("no report could be written of %s", folder)

@@ -1,0 +1,117 @@
+"""A headless Chromium, spoken to over two pipes."""
+
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+_FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe"),
+    *("--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND"),
+)
+_LAUNCHER = """
+import os, sys
+for source, target in ((int(sys.argv[1]), 30), (int(sys.argv[2]), 31), (30, 3), (31, 4)):
+    os.dup2(source, target)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+_LIMIT_S = 60.0
+_LAST_WORDS_S = 10.0
+
+
+class Browser:
+    """One page; as a context it ends with all its processes.
+
+    Attributes:
+        events: What the browser told meanwhile: (method, params).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        assert CHROMIUM is not None
+        its_in, self._out = os.pipe()
+        self._in, its_out = os.pipe()
+        words = [CHROMIUM, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        launcher = [sys.executable, "-c", _LAUNCHER, str(its_in), str(its_out)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(
+            [*launcher, *words], pass_fds=(its_in, its_out), start_new_session=True, **quiet
+        )
+        os.close(its_in)
+        os.close(its_out)
+        self._numbers, self._rest, self._session = itertools.count(1), b"", ""
+
+    def __enter__(self) -> "Browser":
+        try:
+            target = self.call("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        os.close(self._out)  # at which the browser ends
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._in)
+
+    def call(self, method: str, **params: object) -> dict[str, Any]:
+        """Send a command and wait for its answer."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": params}
+        os.write(
+            self._out, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
+        )
+        while (answer := self._read()).get("id") != number:
+            self.events.append((answer.get("method", ""), answer.get("params", {})))
+        assert "error" not in answer, answer
+        found: dict[str, Any] = answer["result"]
+        return found
+
+    def open(self, path: Path) -> None:
+        """Load a file and wait until all of it is there."""
+        self.call("Page.navigate", url=path.absolute().as_uri())
+        while "Page.loadEventFired" not in [name for name, _ in self.events]:
+            answer = self._read()
+            self.events.append((answer.get("method", ""), answer.get("params", {})))
+
+    def evaluate(self, script: str) -> Any:
+        """The value of an expression in the page, or of the promise that it is."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def _read(self) -> dict[str, Any]:
+        until_s = time.monotonic() + _LIMIT_S
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._in], [], [], max(0.0, until_s - time.monotonic()))
+            assert ready, "the browser does not answer"
+            piece = os.read(self._in, 1 << 20)
+            assert piece, "the browser has gone"
+            self._rest += piece
+        message, _, self._rest = self._rest.partition(b"\0")
+        answer: dict[str, Any] = json.loads(message)
+        return answer

@@ -1,0 +1,49 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_data.commands.reports.comparison import choose_metrics, find_differences, rank
+from lit_data.commands.reports.runs import Run, describe_age, read_run
+from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
+
+
+def read_runs(folder: Path, *parts: dict[str, Any]) -> list[Run]:
+    folders = [make_run(folder / str(number), **part) for number, part in enumerate(parts)]
+    return [read_run(path, number, path.name) for number, path in enumerate(folders, 1)]
+
+
+def test_only_options_that_differ_are_columns(tmp_path: Path) -> None:
+    both = ("+experiment=stripe", "trainer=cpu", "paths.runs=x")
+    runs = read_runs(tmp_path, {"overrides": (*both, "seed=2"), "config": {**CONFIG, "seed": 2}}, {"overrides": both})
+    assert find_differences(runs) == {"seed": ["2", "1"]}  # the default stands where no override does
+
+
+def test_groups_and_keys_that_a_run_lacks_are_compared(tmp_path: Path) -> None:
+    one = {"overrides": ("trainer=cpu", "+model.depth=3"), "config": {**CONFIG, "model": {"depth": 3, "width": 8}}}
+    runs = read_runs(tmp_path, one, {"overrides": ("data.loader={batch_size:16}",)})
+    assert find_differences(runs) == {"model.depth": ["3", "-"]}
+
+
+def test_without_such_options_the_configuration_is_compared(tmp_path: Path) -> None:
+    runs = read_runs(tmp_path, {"config": {**CONFIG, "model": {"width": [8, 16]}}}, {})
+    assert find_differences(runs) == {"model.width": ["[8, 16]", "-"]}
+
+
+def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Path) -> None:
+    config = {**CONFIG, "callbacks": {"checkpoint": {"monitor": "val/odd", "mode": "min"}}}
+    values = (3.0, None, 1.0)
+    runs = read_runs(tmp_path, *({"config": config, "summary": {**SUMMARY, "val/odd": value}} for value in values))
+    assert rank(runs, "val/odd") == [2, 0]
+    assert rank(runs, "val/unheard_of") == []
+    assert choose_metrics(runs, []) == ["test/dice", "samples_per_s", "data_wait_fraction", "peak_rss_bytes", "seconds"]
+    assert choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
+    assert choose_metrics(runs, ["a"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "words"),
+    [(5, "5 seconds"), (180, "3 minutes"), (7200, "2 hours"), (3 * 86400, "3 days"), (-5, "0 seconds")],
+)
+def test_age_is_said_in_words(ago_s: float, words: str) -> None:
+    assert describe_age(1e9, 1e9 + ago_s).endswith(f", {words} before this page was written")

@@ -1,0 +1,323 @@
+import json
+import logging
+import shutil
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from omegaconf import OmegaConf
+
+from lit_data.cli import main
+from lit_data.commands.report import write_report
+from lit_data.commands.run_report import add_report, noting_failure
+from lit_data.errors import BatchMemoryError, DataError
+from tests.browser import CHROMIUM, Browser
+from tests.commands.reports.folders import CONFIG, CSV, LOG, SUMMARY, make_run
+
+EVIL = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'>\"' & \u202e\x00"
+VOID = ("meta", "link", "img", "br", "wbr")
+
+
+class Page(HTMLParser):
+    """What a page holds: elements with their attributes, and the text of all but styles and scripts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert not self.open, "an element is not closed"
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    def find(self, tag: str, attribute: str) -> list[str]:
+        return [found[attribute] or "" for name, found in self.elements if name == tag and attribute in found]
+
+
+def make_sweep(folder: Path) -> Path:
+    """Three jobs: one done, one failed, one killed before it had a folder."""
+    for number, rate in enumerate((0.1, 0.2)):
+        make_run(
+            folder / str(number),
+            config={**CONFIG, "model": {"lr": rate}},
+            overrides=("+experiment=stripe", f"model.lr={rate}", "paths.runs=here"),
+            summary={**SUMMARY, "test/dice": 0.7} if number == 0 else None,
+        )
+    record = {"status": "out of memory", "reason": "batch 3: one sample does not fit", "exit_code": 5}
+    (folder / "1" / "job.json").write_text(json.dumps(record))
+    (folder / "sweep.json").write_text(json.dumps({"metric": "val/dice"}))
+    (folder / "sweep.csv").write_text("job,status,reason\n0,done,\n1,out of memory,x\n2,killed,ended by SIGKILL\n")
+    return folder
+
+
+def test_page_of_a_run_says_what_is_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "2026-01-31_12-00-00")
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
+    text = Page(folder / "report.html").text
+    for part in (
+        "stripe done",
+        "began 2026-01-31 12:00:00 · 46.8 s",
+        "What limits this run The model takes 89% of the time",
+        "What costs memory for nothing A DataLoader has num_workers=8 and 2 cores",
+        "dice 0.7 test; a simple rule: 0.3",
+        "host memory 744.3 MiB peak",
+        "val 0.8",
+        "out of memory batch 3: 16 samples at once ran out of memory; now 8",
+        "train inline 0 - a whole epoch takes 0.03 s",
+        "python -m lit_data fit +experiment=stripe",
+        "root: runs/images",
+        "The same all the time: batch/ooms 0.",
+    ):
+        assert part in text
+    assert "What could not be read" not in text
+
+
+def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    page = Page(write_report([make_run(tmp_path / "run")]))
+    assert all(source.startswith("data:image/webp;base64,") for source in page.find("img", "src"))
+    assert len(page.find("img", "alt")) == len(page.find("img", "src")) == 2
+    assert [
+        href for tag in ("link", "a") for href in page.find(tag, "href") if not href.startswith(("#", "data:"))
+    ] == []
+    assert not page.find("script", "src")
+    allowed = "default-src 'none'; img-src data:; style-src 'sha256-"
+    assert [content for content in page.find("meta", "content") if content.startswith(allowed)]
+    assert not [name for _, found in page.elements for name in found if name == "style" or name.startswith("on")]
+    assert all(found.get("aria-label") for tag, found in page.elements if tag == "svg" and found.get("role") == "img")
+
+
+def test_links_lead_to_sections_and_names_are_unique(tmp_path: Path) -> None:
+    page = Page(write_report([make_sweep(tmp_path / "sweep")]))
+    names = Counter(found["id"] for _, found in page.elements if "id" in found)
+    assert set(names.values()) == {1}
+    assert {href[1:] for href in page.find("a", "href")} <= set(names)
+
+
+def test_sweep_is_compared(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "sweep")
+    assert write_report([folder]) == folder / "report.html"
+    text = Page(folder / "report.html").text
+    assert "1 done 1 failed 2 runs" in text
+    head = "run model. lr state val/ dice test/ dice samples_ per_ s data_ wait_ fraction peak_ rss_ bytes seconds"
+    assert head in text
+    assert "job 0 0.1 done 0.8 0.7 72 samples/s 1.05 % 744.3 MiB 46.8 s job 1 0.2 failed" in text
+    assert "job 1 out of memory: batch 3: one sample does not fit job 2 killed: ended by SIGKILL" in text
+
+
+def test_best_of_each_figure_is_marked(tmp_path: Path) -> None:
+    for number, (dice, seconds) in enumerate([(0.5, 30.0), (0.9, 20.0), (0.9, 20.0)]):
+        make_run(tmp_path / str(number), summary={**SUMMARY, "test/dice": dice, "seconds": seconds, "val/dice": 0.8})
+    page = Page(write_report([tmp_path], metrics=["test/dice", "seconds", "val/dice"]))
+    assert [found["data-value"] for tag, found in page.elements if tag == "td" and found.get("class") == "best"] == [
+        "0.9",
+        "20.0",
+    ]
+
+
+def test_several_folders_give_one_page_where_they_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run(tmp_path / "runs" / name / "12-00") for name in ("a", "b")]
+    assert main(["report", *map(str, [*runs, runs[0]])]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'runs' / 'report.html'}\n"
+    assert "2 runs Comparison a/12-00 b/12-00" in Page(tmp_path / "runs" / "report.html").text
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "x.html"), "--picture-width", "0"]) == 0
+    assert not Page(tmp_path / "x.html").find("img", "src")
+
+
+def test_broken_off_run_has_a_page_that_says_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", summary=None, csv=CSV + ",,,2,,4")
+    shutil.rmtree(folder / ".hydra")
+    (folder / "summary.json").write_text('{"command": "fi')
+    (folder / "samples.png").write_bytes(b"\x89PNG cut")
+    (folder / "oom-1.txt").write_text("out of memory: step 3")
+    text = Page(write_report([folder])).text
+    assert "stripe" not in text[:20]
+    for part in (
+        "This run did not come to its end There is no summary.json: it was broken off, or it is still running.",
+        "The model takes 89% of the time",
+        "Summary.json cannot be read",
+        "csv/metrics.csv: 1 line is damaged or cut off",
+        "Samples.png cannot be shown",
+        "There is no .hydra/config.yaml",
+        "oom-1.txt out of memory: step 3",
+    ):
+        assert part.lower() in text.lower()
+
+
+def test_folder_with_only_a_configuration_has_a_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", summary=None, csv=None, log="", pictures=())
+    assert "not finished" in Page(write_report([folder])).text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["report"], 2, "report needs the folder of a run or a sweep, such as runs/fit/stripe/"),
+        (
+            ["report", "x", "--outputt", "y"],
+            2,
+            "unknown option '--outputt'. Did you mean '--output'? See python -m lit_d",
+        ),
+        (
+            ["report", "x", "--picture-width", "-1"],
+            2,
+            "--picture-width -1 is below 0: give pixels, or 0 for no pictures",
+        ),
+        (["report", "x", "--picture-width", "a"], 2, "argument --picture-width: invalid int value: 'a'. See python -m"),
+        (
+            ["report", "none"],
+            3,
+            "none is not there: a run is a folder that a command of lit_data wrote, with .hydra/con",
+        ),
+        (["report", "file"], 3, "file is not a folder: a run is a folder that "),
+        (["report", "."], 3, ". is no run and holds none: a run is a folder that "),
+        (["reprot", "x"], 2, "unknown command 'reprot'. Did you mean 'report'? Commands: fit, "),
+        (["--package", "mine", "report", "x"], 2, "'report' comes first and has no options of a configuration: see "),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(words) == code
+    assert capsys.readouterr().err.startswith(f"lit_data: {message}")
+
+
+def test_report_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m lit_data report RUN [RUN ...] [--output FILE]")
+    assert main(["--help"]) == 0
+    assert "  report     write one HTML page" in capsys.readouterr().out
+
+
+def test_page_that_cannot_be_written_is_exit_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(make_run(tmp_path / "run")), "--output", str(tmp_path / "no" / "x.html")]) == 4
+    assert f"cannot write {tmp_path / 'no' / 'x.html'}" in capsys.readouterr().err
+
+
+def test_secrets_do_not_reach_the_page(tmp_path: Path) -> None:
+    secret = "hunter2-and-more"
+    config = {**CONFIG, "store": {"token": secret, "url": "s3://me:pw4711@host/b", "again": "${store.token}"}}
+    log = LOG + f"2026-01-31 12:00:08,001 ERROR x: cannot log in with {secret}\n"
+    folder = make_run(tmp_path / "run", config=config, overrides=(f"+store.token={secret}",), log=log)
+    page = write_report([folder]).read_text(encoding="utf-8")
+    assert secret not in page
+    assert "pw4711" not in page
+    assert "cannot log in with •••" in page
+
+
+def test_pictures_of_the_best_runs_only_where_there_are_very_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_data.commands.report._MOST_PICTURED", 1)
+    for number, dice in enumerate((0.1, 0.9, 0.5)):
+        make_run(tmp_path / str(number), summary={**SUMMARY, "test/dice": dice}, csv=None)
+    page = Page(write_report([tmp_path]))
+    assert "2 runs are shown without their pictures" in page.text
+    assert len(page.find("img", "src")) == 2
+    pictured = next(place for place, (tag, _) in enumerate(page.elements) if tag == "img")
+    assert [found["id"] for tag, found in page.elements[:pictured] if tag == "article"] == ["run-1", "run-2"]
+
+
+@pytest.mark.slow
+def test_twenty_runs_stay_below_ten_megabytes(tmp_path: Path) -> None:
+    from PIL import Image
+
+    first = make_run(tmp_path / "0", pictures=())
+    Image.effect_noise((1155, 1925), 60).convert("RGB").save(first / "predictions.png")  # noise packs worst
+    for number in range(1, 20):
+        shutil.copytree(first, tmp_path / str(number))
+    assert write_report([tmp_path]).stat().st_size < 10e6
+
+
+def test_failing_run_leaves_its_reason_and_a_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", summary=None)
+    with pytest.raises(BatchMemoryError), noting_failure(OmegaConf.create({"report": True}), folder):
+        raise BatchMemoryError("one sample of 3x9x9 does not fit")
+    assert json.loads((folder / "failure.json").read_text())["exit_code"] == 5
+    assert "This run failed out of memory: one sample of 3x9x9 does not fit" in Page(folder / "report.html").text
+    with noting_failure(OmegaConf.create({"report": True}), folder):
+        pass
+    assert not (folder / "failure.json").exists()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_fit_writes_its_report_before_it_says_where_the_summary_is(
+    wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ModuleType("lit_data.commands.fit")
+    fit.run = lambda cfg: {"test/dice": 0.5}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, fit.__name__, fit)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])  # Hydra puts its own there
+    words = [f"paths.runs={tmp_path}", *([] if wanted else ["report=false"])]
+    assert main(["fit", *words]) == 0
+    (summary,) = tmp_path.rglob("summary.json")
+    assert capsys.readouterr().out.splitlines()[-1] == str(summary)
+    assert summary.with_name("report.html").exists() == wanted
+    assert not wanted or "dice 0.5" in Page(summary.with_name("report.html")).text
+    for handler in root.handlers:
+        handler.close()
+
+
+@pytest.mark.parametrize("cfg", [{}, {"report": False}])
+def test_no_report_where_none_is_asked_for(cfg: dict[str, bool], tmp_path: Path) -> None:
+    add_report(OmegaConf.create(cfg), make_run(tmp_path / "run"))
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_report_that_fails_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(folders: list[Path]) -> None:
+        raise DataError("no run")
+
+    monkeypatch.setattr("lit_data.commands.report.write_report", fail)
+    add_report(OmegaConf.create({"report": True}), tmp_path)
+    assert f"no report could be written of {tmp_path}" in caplog.text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")
+def test_browser_shows_everything_and_asks_for_nothing(tmp_path: Path) -> None:
+    summary = {**SUMMARY, "experiment": EVIL, f"test/{EVIL}": 0.5, "train/limited_by": EVIL}
+    log = LOG + f"2026-01-31 12:00:08,001 ERROR x: {EVIL}\n"
+    config, csv = {**CONFIG, EVIL: EVIL}, CSV.replace("train/loss", "train/<script>window.ran = 3</script>")
+    for name in ("good", "b&<i>d"):
+        make_run(tmp_path / name, config=config, overrides=(EVIL,), summary=summary, csv=csv, log=log)
+    path = write_report([tmp_path], metrics=["test/dice"])
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(path)
+        assert browser.evaluate("[...document.images].map(image => image.naturalWidth)") == [300] * 4
+        assert browser.evaluate("typeof window.ran") == "undefined"
+        assert browser.evaluate("document.querySelectorAll('.chart > svg path.line').length") > 4
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth") is True
+        first = "document.querySelector('table.sortable tbody th').textContent"
+        assert browser.evaluate(first) == "b&<i>d"
+        browser.evaluate("document.querySelector('table.sortable th button').click()")
+        browser.evaluate("document.querySelector('table.sortable th button').click()")
+        assert browser.evaluate(first) == "good"
+        browser.evaluate("document.querySelector('.picture img').click()")
+        assert browser.evaluate("document.querySelector('dialog').open") is True
+        asked = [params["request"]["url"] for name, params in browser.events if name == "Network.requestWillBeSent"]
+        said = [event for event in browser.events if event[0].startswith(("Log.", "Runtime.console", "Runtime.exc"))]
+    assert {url.partition(":")[0] for url in asked} == {"file", "data"}
+    assert sum(url.startswith("file:") for url in asked) == 1
+    assert said == []

@@ -162,6 +162,14 @@ def _score(rank: int, ranks: int) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
+def _find_mismatch(trainer: L.Trainer, data: Data) -> str:
+    try:
+        trainer.fit(Model(), datamodule=data)
+    except RankMismatchError as error:
+        return str(error)
+    return ""
+
+
 def _run_all(folder: Path) -> None:
     model, digest = Model(), SampleDigest()
     trainer = _trainer(folder, _every_step(folder / "two"), digest, devices=2)
@@ -172,17 +180,15 @@ def _run_all(folder: Path) -> None:
     again = Model()
     second = _trainer(folder, devices=2)
     second.fit(again, datamodule=Data(), ckpt_path=folder / "one" / "step=4.ckpt", weights_only=True)
-    try:
-        _trainer(folder, devices=2).fit(Model(), datamodule=Data(fewer=trainer.global_rank))
-        mismatch = ""
-    except RankMismatchError as error:
-        mismatch = str(error)
+    fewer = _find_mismatch(_trainer(folder, devices=2), Data(fewer=trainer.global_rank))
+    longer = _trainer(folder, devices=2)
+    longer.fit_loop.max_epochs = EPOCHS + trainer.global_rank
     noted = {
         "seen": model.seen,
         "states": model.states,
         "digest": digest.summary(),
         "again": again.seen["train"],
-        "mismatch": mismatch,
+        "mismatches": [fewer, _find_mismatch(longer, Data())],
         "scores": _score(trainer.global_rank, 2),
     }
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(noted))
@@ -283,9 +289,16 @@ def test_two_ranks_go_on_where_one_process_stopped(runs: Runs) -> None:
     assert {len(rank["again"]) for rank in runs.two} == {7, 6}
 
 
-def test_each_rank_says_that_they_see_sets_of_different_sizes(runs: Runs) -> None:
-    message = "the ranks disagree on samples (rank 0: 21, rank 1: 20): give all of them the same data and options"
-    assert [rank["mismatch"] for rank in runs.two] == [message] * 2
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (0, "samples (rank 0: 21, rank 1: 20)"),
+        (1, f"trainer.max_epochs (rank 0: {EPOCHS}, rank 1: {EPOCHS + 1})"),
+    ],
+)
+def test_each_rank_says_what_they_disagree_on(runs: Runs, case: int, message: str) -> None:
+    said = f"the ranks disagree on {message}: give all of them the same data and options"
+    assert [rank["mismatches"][case] for rank in runs.two] == [said] * 2
 
 
 def _call(command: str, folder: Path, *words: str) -> tuple[int, str]:

@@ -1,0 +1,92 @@
+"""A target of the user's own, typed in place of the one that a group's file names."""
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+
+import lightning as L
+from hydra.core.hydra_config import HydraConfig
+from lightning.pytorch.callbacks import ModelCheckpoint
+from omegaconf import DictConfig, OmegaConf
+from typing_extensions import override
+
+from lit_data.commands.locate import resolve_target
+from lit_data.commands.targets import allowed_names
+
+log = logging.getLogger(__name__)
+
+
+def find_typed() -> set[str]:
+    """Keys of this run's command line; none outside a run."""
+    words: Sequence[str] = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    return {word.lstrip("+").partition("=")[0] for word in words}
+
+
+def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig:
+    """The node without what its file says for another class, so that ``model._target_=mine.Net`` is enough.
+
+    Where the target was typed, keys that were not typed and that the target has no argument for are left out, and
+    told. A typed key stays, so one that is wrong is an error still.
+
+    Args:
+        node: The node with a ``_target_``.
+        key: Its name.
+        typed: Keys of the command line.
+    """
+    if f"{key}._target_" not in typed:
+        return node
+    known = {"_target_", "_args_", "_partial_", *_arguments(resolve_target(node._target_, key, allowed_names()))}
+    known |= {name.split(".")[1] for name in typed if name.startswith(f"{key}.")}
+    left_out = [str(name) for name in node if name not in known]
+    if left_out:
+        log.info("%s: %s takes no %s, left out", key, node._target_, ", ".join(left_out))
+    chosen = OmegaConf.masked_copy(node, [str(name) for name in node if name in known])
+    chosen._set_parent(node._get_parent())
+    chosen._set_key(key)  # errors name it
+    return chosen
+
+
+class OwnMonitor(L.Callback):
+    """Keeps the last checkpoint as the best where a model of the user's own does not log what is monitored.
+
+    What it logs is known after Lightning's sanity check; without one, nothing is known and nothing changed, unless the
+    model has no validation at all.
+    """
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+        self._validated = False
+
+    @override
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._validated, self._logged = True, set(trainer.callback_metrics)
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for checkpoint in trainer.checkpoint_callbacks:
+            wanted = checkpoint.monitor if isinstance(checkpoint, ModelCheckpoint) else None
+            if wanted and wanted not in self._logged and (self._validated or not trainer.enable_validation):
+                checkpoint.monitor = None  # type: ignore[attr-defined]  # of a ModelCheckpoint
+                log.warning(
+                    "the model logs no %s in validation (it logs %s): the last checkpoint counts as the best; or set "
+                    "callbacks.checkpoint.monitor=NAME callbacks.checkpoint.mode=min",
+                    wanted,
+                    ", ".join(sorted(self._logged)) or "nothing",
+                )
+
+
+def _arguments(target: Callable[..., object]) -> set[str]:
+    """Names of all arguments; of a class whose ``__init__`` passes ``**kwargs`` on, those of the classes above too."""
+    names: set[str] = set()
+    for function in _initialisers(target):
+        parameters = inspect.signature(function).parameters.values()
+        names |= {spec.name for spec in parameters}
+        if all(spec.kind is not spec.VAR_KEYWORD for spec in parameters):
+            break
+    return names
+
+
+def _initialisers(target: Callable[..., object]) -> list[Callable[..., object]]:
+    if not isinstance(target, type):
+        return [target]
+    return [vars(parent)["__init__"] for parent in target.__mro__[:-1] if "__init__" in vars(parent)]

@@ -1,0 +1,331 @@
+"""docs/attach.md: every recipe is run, with small modules in the place of the user's."""
+
+import json
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from torch import nn
+
+from lit_data.callbacks import AMP, AdaptiveBatchSize
+from lit_data.cli import main
+from lit_data.datamodules import StripeDataModule
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/attach.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+SCRIPT, LOADER, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+TOY_DATA = ["data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "data.stride_px=64"]
+TOY = [*TOY_DATA, "trainer.max_epochs=1", "data.loader.batch_size=4", "data.loader.num_workers=0"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore::pytorch_lightning.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:No seed found"),
+    pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`"),
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated"),
+]
+
+MODULES = """
+    import {package} as L
+    import torch
+    from torch import nn
+
+    class Net(L.LightningModule):
+        def __init__(self, width=4):
+            super().__init__()
+            self.width = width
+            self.net = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, 1, 1))
+
+        def training_step(self, batch, batch_idx):
+            image, mask = (batch["x"], batch["y"]) if "x" in batch else (batch["image"], batch["mask"])
+            loss = nn.functional.binary_cross_entropy_with_logits(self.net(image), mask)
+            self.log("train/loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Scored(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", self.training_step(batch, batch_idx))
+
+    class Wrong(Net):
+        def predict_step(self, batch, batch_idx):
+            raise KeyError("a key that is not ours")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of images, the working directory, with the package my_project in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
+    Path("images").mkdir()
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+        cv2.imwrite(f"images/{number}.png", pixels)
+    return tmp_path
+
+
+@pytest.fixture
+def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, package in {"my_project": "lightning", "their_project": "pytorch_lightning"}.items():
+        (here / name).mkdir()
+        (here / name / "__init__.py").write_text("")
+        (here / name / "models.py").write_text(textwrap.dedent(MODULES.format(package=package)))
+    monkeypatch.syspath_prepend(here)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("my_project", "their_project")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in (L, pl):
+        monkeypatch.setattr(package, "Trainer", _quietly(package.Trainer))
+
+
+def _quietly(trainer: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **options: trainer(**QUIET, **options)
+
+
+def _make_net(package: types.ModuleType = L) -> Any:
+    names: dict[str, Any] = {"__name__": "models"}
+    exec(textwrap.dedent(MODULES.format(package=package.__name__)), names)
+    return names["Scored"]
+
+
+def _summary(here: Path) -> dict[str, Any]:
+    newest = max((here / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
+    return json.loads(newest.read_text()) | {"folder": newest.parent}
+
+
+@pytest.mark.usefixtures("project")
+def test_a_target_is_enough(here: Path) -> None:
+    assert main(["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY]) == 0
+    summary = _summary(here)
+    assert summary["val/loss"] > 0
+    assert (summary["folder"] / "checkpoints/best.ckpt").is_file()
+    assert not (summary["folder"] / "predictions.png").exists()
+    log = (summary["folder"] / "fit.log").read_text()
+    assert "takes no net, optimizer, schedule, loss" in log
+    assert "logs no val/average_precision in validation (it logs train/loss, val/loss)" in log
+
+
+@pytest.mark.usefixtures("project")
+def test_typed_keys_reach_the_module_and_wrong_ones_are_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY]
+    monitor = ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"]
+    assert main([*words, "+model.width=3", *monitor]) == 0
+    best = torch.load(_summary(here)["folder"] / "checkpoints/best.ckpt", weights_only=True)
+    assert best["state_dict"]["net.0.weight"].shape[0] == 3
+    assert main([*words, "+model.widht=3"]) == 2
+    assert "'model.widht': Scored has no such argument. Did you mean 'model.width'" in capsys.readouterr().err
+    assert main([*words, "callbacks.checkpoint.monitor=val/nothing"]) == 2
+    assert "Lightning refuses this: `ModelCheckpoint(monitor='val/nothing')`" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_a_module_without_validation_keeps_its_last_checkpoint(here: Path) -> None:
+    assert main(["fit", "model._target_=my_project.models.Net", "--package", "my_project", *TOY]) == 0
+    assert (_summary(here)["folder"] / "checkpoints/best.ckpt").is_file()
+
+
+@pytest.mark.usefixtures("project")
+def test_a_picture_that_fails_costs_no_training(here: Path) -> None:
+    assert main(["fit", "model._target_=my_project.models.Wrong", "--package", "my_project", *TOY]) == 0
+    log = (_summary(here)["folder"] / "fit.log").read_text()
+    assert "predictions.png could not be drawn" in log
+    assert "a key that is not ours" in log
+    assert _summary(here)["train/samples_hashed"] > 0
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("their_project.models.Net", "derives from pytorch_lightning.LightningModule.*import lightning.pytorch as pl"),
+        ("torch.nn.Identity", "must derive from lightning.LightningModule"),
+    ],
+)
+def test_what_is_no_module_of_lightning_is_refused(
+    target: str, reason: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", f"model._target_={target}", "--package", "their_project", *TOY]) == 2
+    assert re.search(reason, capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("way", [["--config-dir", "my_conf"], ["hydra.searchpath=[file://my_conf]"]])
+def test_own_folder_of_configurations(way: list[str], here: Path) -> None:
+    for group in ("model", "experiment"):
+        (here / "my_conf" / group).mkdir(parents=True)
+    (here / "my_conf/model/net.yaml").write_text("_target_: my_project.models.Scored\nwidth: 2\n")
+    (here / "my_conf/experiment/mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: net\n"
+        "name: mine\ncallbacks:\n  checkpoint:\n    monitor: val/loss\n"
+    )
+    assert main(["fit", "experiment=mine", "--package", "my_project", *way, *TOY]) == 0
+    assert _summary(here)["experiment"] == "mine"
+
+
+@pytest.mark.usefixtures("here", "quiet")
+def test_plain_script() -> None:
+    names: dict[str, Any] = {"YourModule": _make_net()}
+    exec(SCRIPT.replace("64", "4"), names)
+    assert names["trainer"].callback_metrics["val/loss"] > 0
+    assert names["trainer"].global_step > 1
+
+
+@pytest.mark.usefixtures("quiet")
+def test_own_dataset_with_the_loader() -> None:
+    seen: list[int] = []
+
+    class Module(BoringModel):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            seen.extend(batch[1].tolist())
+            return self.layer(batch[0]).sum()
+
+    samples = [(torch.zeros(32), number) for number in range(70)]
+    exec(LOADER, {"your_dataset": samples, "YourModule": Module})
+    assert sorted(seen) == list(range(70))
+
+
+def test_own_datamodule_trains_in_the_command(
+    here: Path, monkeypatch: pytest.MonkeyPatch, project: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "my_project/digits.py").write_text(DATASET)
+    names = {"train": 12, "val": 4, "test": 0, "predict": 4}
+    for stage, count in names.items():
+        np.save(f"{stage}.npy", np.random.default_rng(count).integers(0, 256, (count, 1, 32, 32), dtype=np.uint8))
+    model = (
+        "import lightning as L\nimport torch\nclass Net(L.LightningModule):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(32, 1)\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        assert set(batch) == {'image', 'index'} and 0 <= batch['image'].max() <= 1\n"
+        "        return self.layer(batch['image']).mean()\n"
+        "    def configure_optimizers(self):\n        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+    )
+    (here / "my_project/net.py").write_text(model)
+    targets = ["data._target_=my_project.digits.Digits", "model._target_=my_project.net.Net"]
+    assert main(["fit", *targets, "--package", "my_project", "trainer.max_epochs=1", "data.loader.batch_size=4"]) == 0
+    summary = _summary(here)
+    assert summary["train/samples_hashed"] == 12
+    assert (summary["folder"] / "samples.png").is_file()
+
+
+@pytest.mark.usefixtures("here")
+def test_own_kornia_pipeline() -> None:
+    names: dict[str, Any] = {}
+    exec(KORNIA, names)
+    data: BaseDataModule = names["data"]
+    data.prepare_data()
+    data.setup("fit")
+    loader = data.make_loader("train")
+    batch = data.transform(next(iter(loader)), "train")
+    again = data.transform(next(iter(data.make_loader("train"))), "train")
+    assert batch["image"].shape[1:] == (3, 128, 128)
+    assert torch.equal(batch["image"], again["image"])
+
+
+@pytest.mark.usefixtures("here")
+def test_lightning_cli(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # by lightning 2.6.6
+    words = [
+        "--data.root=images",
+        "--data.synthesis.probability=0.5",
+        "--data.patch_px=64",
+        "--data.loader.batch_size=4",
+        "--trainer.max_epochs=1",
+    ]
+    quiet = [f"--trainer.{name}={str(value).lower()}" for name, value in QUIET.items()]
+    monkeypatch.setattr(sys, "argv", ["train.py", "fit", *words, *quiet])
+    names: dict[str, Any] = {"YourModule": _make_net()}
+    exec(CLI.replace("LightningCLI(Your", "cli = LightningCLI(Your"), names)
+    assert names["cli"].datamodule.loader.batch_size == 4
+    assert names["cli"].trainer.global_step > 1
+
+
+@pytest.mark.usefixtures("here", "quiet")
+def test_datamodule_of_another_project() -> None:
+    exec(CALLBACKS, {"YourModule": BoringModel, "YourDataModule": BoringDataModule})
+    assert Path("throughput.png").is_file()
+
+
+@pytest.mark.usefixtures("here", "quiet")
+def test_pytorch_lightning() -> None:
+    names: dict[str, Any] = {"YourModule": _make_net(pl)}
+    exec(OTHER, names)
+    assert names["trainer"].global_step > 0
+    assert names["trainer"].callback_metrics["val/loss"] > 0
+
+
+def _toy_data(kind: type[StripeDataModule], cache: Path) -> StripeDataModule:
+    return kind(
+        cache_dir=str(cache),
+        samples={"count": 6, "height_px": 128, "width_px": 128},
+        patch_px=64,
+        stride_px=64,
+        loader=LoaderOptions(batch_size=8, num_workers=0),
+        synthesis=DefectSpec(probability=0.5),
+    )
+
+
+class BothData(StripeDataModule, pl.LightningDataModule):
+    """Of both packages."""
+
+
+def test_both_packages_train_the_same_weights_also_after_running_out_of_memory(tmp_path: Path) -> None:
+    weights = {}
+    for package, kind in ((L, StripeDataModule), (pl, BothData)):
+        torch.manual_seed(0)
+        module = _make_net(package)()
+        module.net[0].register_forward_pre_hook(_run_out_above(4))
+        adaptive = AdaptiveBatchSize()
+        trainer = package.Trainer(max_epochs=1, callbacks=[adaptive], **QUIET)
+        trainer.fit(module, datamodule=_toy_data(kind, tmp_path))
+        assert adaptive.summary()["batch/ooms"] > 0
+        weights[package] = nn.utils.parameters_to_vector(module.parameters()).detach()
+    assert torch.equal(weights[L], weights[pl])
+
+
+def _run_out_above(most: int) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if module.training and len(inputs[0]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    return hook
+
+
+def test_a_trainer_of_the_other_package_says_how_to_join(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"class Data\(StripeDataModule, pl.LightningDataModule\)"):
+        pl.Trainer(max_epochs=1, **QUIET).fit(_make_net(pl)(), datamodule=_toy_data(StripeDataModule, tmp_path))
+    with pytest.raises(ConfigError, match=r"AMP: this Trainer is that of pytorch_lightning"):
+        pl.Trainer(max_epochs=1, callbacks=[AMP("bf16")], **QUIET).fit(
+            _make_net(pl)(), datamodule=_toy_data(BothData, tmp_path)
+        )

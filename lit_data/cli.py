@@ -8,12 +8,13 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import NoReturn
 
 import lit_data
-from lit_data.commands import COMMANDS
+from lit_data.commands import COMMANDS, TOOLS
+from lit_data.commands.arguments import Parser
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError, LitDataError
 
@@ -38,6 +39,7 @@ examples:
   python -m lit_data fit experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
   python -m lit_data test experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
   python -m lit_data fit -m experiment=stripe seed=1,2,3
+  python -m lit_data report runs/fit/stripe/RUN
   python -m lit_data fit experiment=mine --config-dir conf --package my_project
 
 exit codes:
@@ -70,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: Sequence[str]) -> int:
+    if words and words[0] in TOOLS:
+        import_module(f"lit_data.commands.{words[0]}").main(words[1:])
+        return 0
     options = _parse(words)
     if options.version:
         print(f"lit_data {lit_data.__version__}")
@@ -81,14 +86,8 @@ def _dispatch(words: Sequence[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}. See python -m lit_data --help.")
-
-
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
+    parser = Parser("python -m lit_data")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--config-dir", "-cd")
@@ -96,20 +95,19 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("words", nargs="*")
-    options, unknown = parser.parse_known_intermixed_args(words)
-    if unknown:
-        near = nearest(unknown[0], parser._option_string_actions)
-        raise ConfigError(f"unknown option '{unknown[0]}'.{did_you_mean(near)} See python -m lit_data --help.")
+    options = parser.read(words)
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve belongs to --cfg: write --cfg job --resolve.")
     return options
 
 
 def _check_command(words: Sequence[str]) -> str:
-    command = words[0] if words else ""
-    if command not in COMMANDS:
-        hint = did_you_mean(nearest(command, COMMANDS))
-        raise ConfigError(f"unknown command '{command}'.{hint} Commands: {', '.join(COMMANDS)}.")
+    command, known = words[0] if words else "", [*COMMANDS, *TOOLS]
+    if command not in known:
+        hint = did_you_mean(nearest(command, known))
+        raise ConfigError(f"unknown command '{command}'.{hint} Commands: {', '.join(known)}.")
+    if command in TOOLS:
+        raise ConfigError(f"'{command}' comes first and has no options of a configuration: see {command} --help.")
     return command
 
 
@@ -120,7 +118,9 @@ def _format_help(config_dir: str | None) -> str:
         for folder in folders
         for path in sorted((folder / "experiment").rglob("*.yaml"))
     }
-    return _HELP.format(commands=_format_table(COMMANDS), experiments=_format_table(experiments) or "  none")
+    return _HELP.format(
+        commands=_format_table({**COMMANDS, **TOOLS}), experiments=_format_table(experiments) or "  none"
+    )
 
 
 def _format_table(rows: dict[str, str]) -> str:

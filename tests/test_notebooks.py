@@ -8,10 +8,12 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NAMES = ["attach_to_your_module", "design_a_synthesis", "feed_the_gpu", "memory_and_batch_size", "quick_start"]
+SLOW = ("feed_the_gpu", "memory_and_batch_size")
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["design_a_synthesis", "quick_start"]
+    assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -20,7 +22,10 @@ def test_outputs_are_stripped(path: Path) -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in NOTEBOOKS],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the Jupyter client, not of ours
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import cv2
@@ -11,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lit_data.commands import TOOLS
 from lit_data.commands.compose import compose
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,8 +42,11 @@ def test_every_command_is_found() -> None:
 def test_commands_compose(line: str, tmp_path: Path) -> None:
     _, _, rest = line.partition("python -m lit_data ")
     command, *words = shlex.split(rest)
-    single = [re.sub(r"=(\w+),[\w,]+$", r"=\1", word) for word in words if word != "-m"]
-    assert compose(command, [*single, f"paths.run={tmp_path}"]).command == command
+    if command in TOOLS:  # has no configuration
+        return
+    packages = [name for flag, name in pairwise(words) if flag == "--package"]
+    single = [re.sub(r"=(\w+),[\w,]+$", r"=\1", word) for word in words if word not in ("-m", "--package", *packages)]
+    assert compose(command, [*single, f"paths.run={tmp_path}"], packages=packages).command == command
 
 
 def test_layouts_of_the_table_compose(tmp_path: Path) -> None:

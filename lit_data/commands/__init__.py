@@ -8,5 +8,11 @@ COMMANDS: dict[str, str] = {
     "prepare": "check all files and build their store ahead of the first run",
     "benchmark": "measure loading and training speed",
     "show": "draw what a model will see",
+    "doctor": "check this machine for what commonly hurts, with remedies",
 }
 """Name of each command and what it does, in the order of ``--help``."""
+
+TOOLS: dict[str, str] = {
+    "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
+}
+"""The same of commands that have no configuration: each module has `main`, which gets the words that follow."""

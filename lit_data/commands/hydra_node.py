@@ -1,10 +1,12 @@
 """What a configuration may say under `hydra`, which Hydra acts on before any command runs."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from lit_data.commands.locate import resolve_target
-from lit_data.commands.targets import allowed_names, find_targets
+from lit_data.commands.targets import allowed_names, check_targets, find_targets
 from lit_data.errors import ConfigError
 
 _LOGGING_NAMES = (
@@ -17,21 +19,34 @@ _LOGGING_NAMES = (
     "ext://sys.stdout",
     "ext://sys.stderr",
 )
+_EXTRAS = {
+    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
+    "hydra_plugins.hydra_submitit_launcher": "hydra-submitit-launcher",
+    "hydra_plugins.hydra_optuna_sweeper": "hydra-optuna-sweeper",
+    "optuna": "hydra-optuna-sweeper",
+}
+_SHELL_KEYS = ("setup", "additional_parameters")
 _FACTORY_KEYS = ("()", "class", "queue", "listener")
 _CODE_PATHS = ("LD_", "DYLD_", "PYTHON", "PATH")  # variables that decide which code a child process loads
 
 
-def check_hydra_node(hydra: Mapping[str, Any]) -> None:
-    """Refuse launchers, callbacks, log handlers and variables that would run something else.
+def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:
+    """Refuse launchers, sweepers, callbacks, log handlers and variables that would run something else.
 
     Args:
         hydra: the resolved node as plain data; the names of its targets are checked already.
+        typed: overrides of the command line, which may say more than a file.
 
     Raises:
-        ConfigError: names the key and the value.
+        ConfigError: names the key and the value, or the package that a launcher or sweeper needs.
     """
     for key, target in find_targets(hydra, "hydra"):
-        resolve_target(str(target), key, allowed_names(hydra=True))
+        _check_installed(str(target), key)
+        with warnings.catch_warnings():  # optuna 2 speaks to SQLAlchemy in the old way
+            warnings.filterwarnings("ignore", "Deprecated API features detected", DeprecationWarning)
+            resolve_target(str(target), key, allowed_names(hydra=True))
+    _check_launcher(hydra.get("launcher") or {}, typed)
+    _check_sweeper(hydra.get("sweeper") or {})
     for group in ("hydra_logging", "job_logging"):
         for key, name in _find_factories(hydra.get(group), f"hydra.{group}"):
             if name not in _LOGGING_NAMES:
@@ -41,6 +56,41 @@ def check_hydra_node(hydra: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"'hydra.job.env_set.{name}' is not allowed; set {name} in the shell that starts the run."
             )
+
+
+def _check_installed(target: str, key: str) -> None:
+    for module, package in _EXTRAS.items():
+        if f"{target}.".startswith(f"{module}.") and not _is_installed(module):
+            raise ConfigError(
+                f"'{key}' is '{target}', which needs the package {package}: pip install 'lit_data[sweep]'."
+            )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is the package around it
+        return False
+
+
+def _check_launcher(launcher: Mapping[str, Any], typed: Sequence[str]) -> None:
+    """A launcher's texts become lines of a shell script."""
+    for name in _SHELL_KEYS:
+        key = f"hydra.launcher.{name}"
+        if launcher.get(name) and not any(word.lstrip("+").startswith((f"{key}=", f"{key}.")) for word in typed):
+            raise ConfigError(f"'{key}' goes into a shell script: give it on the command line, not in a file.")
+    for name, value in launcher.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise ConfigError(f"'hydra.launcher.{name}' is {value!a}: it must be one line of text.")
+
+
+def _check_sweeper(sweeper: Mapping[str, Any]) -> None:
+    """What a sweeper imports by itself, and values whose options would not be looked at."""
+    if sweeper.get("search_space"):
+        raise ConfigError("'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: choice(a, b).")
+    if function := sweeper.get("custom_search_space"):
+        check_targets({"hydra": {"sweeper": {"custom_search_space": {"_target_": function}}}})
+        resolve_target(function, "hydra.sweeper.custom_search_space", allowed_names(hydra=True))
 
 
 def _find_factories(node: object, key: str) -> Iterator[tuple[str, object]]:

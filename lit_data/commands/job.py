@@ -14,13 +14,14 @@ from typing import cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.rank_watch import watching_ranks
 from lit_data.commands.result import PartlyDoneError, write_summary
+from lit_data.commands.run_report import add_report, noting_failure
 from lit_data.commands.targets import allow_packages
-from lit_data.errors import RankMismatchError
 
 _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order Lightning reads them
-_LAST_WORDS_S = 5.0  # Lightning looks at its ranks this often
+_WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
 
 def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
@@ -31,23 +32,27 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         flags: options of the command line that are not overrides, such as `--config-dir FOLDER`.
         packages: packages whose targets are allowed too.
     """
-    started = time.perf_counter()
+    started, folder = time.perf_counter(), Path(HydraConfig.get().runtime.output_dir)
     module = import_module(f"lit_data.commands.{_SHARED_MODULES.get(cfg.command, cfg.command)}")
     logging.getLogger("lightning").handlers.clear()  # its own handler would print every line a second time
     try:
-        with allow_packages(packages), _command_line_for_ranks(cfg.command, flags), _leaving_no_ranks():
+        with noting_failure(cfg, folder), allow_packages(packages), _as_first_of_ranks(cfg.command, flags):
             metrics, failure = module.run(cfg), None
     except PartlyDoneError as error:
         metrics, failure = error.metrics, error
-    except RankMismatchError:
-        _let_first_rank_end()
-        raise
     measured = {"seconds": time.perf_counter() - started, "peak_rss_bytes": _measure_peak_rss_bytes()}
-    if _is_first_rank():
-        folder = Path(HydraConfig.get().runtime.output_dir)
-        print(write_summary(folder, cfg.command, cfg.name, {**metrics, **measured}), flush=True)
+    if is_first_rank():
+        path = write_summary(folder, cfg.command, cfg.name, {**metrics, **measured})
+        add_report(cfg, folder)
+        print(path, flush=True)
     if failure:
         raise failure
+
+
+@contextmanager
+def _as_first_of_ranks(command: str, flags: Sequence[str]) -> Iterator[None]:
+    with watching_ranks(), _command_line_for_ranks(command, flags), _leaving_no_ranks():
+        yield
 
 
 @contextmanager
@@ -57,16 +62,21 @@ def _command_line_for_ranks(command: str, flags: Sequence[str]) -> Iterator[None
     It runs `sys.argv[1:]` again and adds `hydra.run.dir`, read from Hydra's configuration. With the words as typed,
     every rank of a sweep's job would start the whole sweep again (Lightning-AI/pytorch-lightning#11300).
     """
-    hydra = HydraConfig.get()
-    words = [*_read_words(hydra.overrides.hydra), *_read_words(hydra.overrides.task)]
-    before = sys.argv
-    sys.argv = [before[0], command, *flags, *(word for word in words if not word.startswith("hydra.mode="))]
+    before, hydra = sys.argv, HydraConfig.get()
+    sys.argv = [before[0], *list_job_words(command, flags)]
     with read_write(hydra):  # type: ignore[arg-type]  # a DictConfig typed as its schema
         hydra.run.dir = hydra.runtime.output_dir
     try:
         yield
     finally:
         sys.argv = before
+
+
+def list_job_words(command: str, flags: Sequence[str]) -> list[str]:
+    """The command line of the job that runs now, without the words that are for the sweep it belongs to."""
+    hydra = HydraConfig.get()
+    words = [*_read_words(hydra.overrides.hydra), *_read_words(hydra.overrides.task)]
+    return [command, *flags, *(word for word in words if not word.startswith(_WORDS_OF_A_SWEEP))]
 
 
 @contextmanager
@@ -85,18 +95,6 @@ def _leaving_no_ranks() -> Iterator[None]:
 
 def _read_words(overrides: object) -> list[str]:
     return cast(list[str], OmegaConf.to_container(overrides, resolve=False))  # interpolations stay as typed
-
-
-def _is_first_rank() -> bool:
-    ranks = [os.environ[name] for name in _RANK_VARIABLES if name in os.environ]
-    return not ranks or ranks[0] == "0"
-
-
-def _let_first_rank_end() -> None:
-    """Wait for the rank that started this one, for Lightning kills it as soon as it sees that this one has failed."""
-    launcher, until_s = os.getppid(), time.monotonic() + _LAST_WORDS_S
-    while not _is_first_rank() and os.getppid() == launcher and time.monotonic() < until_s:
-        time.sleep(0.02)
 
 
 def _measure_peak_rss_bytes() -> int:

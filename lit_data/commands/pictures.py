@@ -35,19 +35,23 @@ def draw_samples(
 
 
 def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8) -> None:
-    """Draw samples of the test split (of the validation split if that is empty) beside what the model makes of them.
+    """Draw samples of the test split (of the next one if that is empty) beside what the model makes of them.
 
     Args:
         datamodule: A prepared and opened datamodule.
-        model: A module whose `predict_step` returns what the view of the datamodule can draw; otherwise nothing is.
+        model: A module with the method that the view of the datamodule asks for; otherwise nothing is drawn.
         path: The PNG to write.
         count: Samples in the picture.
     """
-    stage: Stage = "test" if len(datamodule.dataset("test")) else "val"
     view = open_view(datamodule)
+    if not view.can_draw(model):
+        log.info("no predictions.png: %s has no %s", type(model).__name__, view.method)
+        return
+    stages: tuple[Stage, ...] = ("test", "val", "train")
+    stage = next(stage for stage in stages if len(datamodule.dataset(stage)))
     _, batch = _read_samples(datamodule, stage, 0, view.candidates)
     if not view.draw_predictions(model, batch, path, f"predictions on {stage} samples", count=count):
-        log.info("no predictions.png: predict_step of %s returns no %s", type(model).__name__, view.predicts)
+        log.info("no predictions.png: %s of %s returns no %s", view.method, type(model).__name__, view.predicts)
 
 
 def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int, most: int) -> tuple[Batch, Batch]:

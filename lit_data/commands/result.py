@@ -81,19 +81,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         StoreError: It cannot be written.
     """
-    _write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def _make_plain(value: Value) -> str | int | float | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    number = float(value)
-    return number if math.isfinite(number) else None
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all.
 
-
-def _write_atomic(path: Path, text: str) -> None:
+    Raises:
+        StoreError: It cannot be written.
+    """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         try:
@@ -106,3 +102,12 @@ def _write_atomic(path: Path, text: str) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}. Free the folder or set paths.runs.") from error
+
+
+def _make_plain(value: Value) -> str | int | float | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,21 +1,21 @@
 """From a checked command line into Hydra's run or sweep."""
 
 import functools
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.compose import check_run
 from lit_data.commands.job import run_job
+from lit_data.commands.launcher import place_run
+from lit_data.commands.sweep import run_sweep
+from lit_data.commands.sweep_options import read_options
+from lit_data.commands.sweep_process import reporting_to_sweep
 from lit_data.commands.tree import open_hydra
-from lit_data.errors import LitDataError, StoreError
-
-log = logging.getLogger(__name__)
+from lit_data.errors import ConfigError, LitDataError, StoreError
 
 
 def run(
@@ -36,19 +36,23 @@ def run(
         multirun: run every combination of swept values.
 
     Raises:
-        LitDataError: as the check or a job of a sweep raises it.
+        LitDataError: as the check raises it, or with the exit code of a sweep's first job that failed.
         SystemExit: a single job failed with the error that is its cause.
     """
-    with open_hydra(config_dir) as hydra:
+    with reporting_to_sweep(), open_hydra(config_dir) as hydra:
         cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
         sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
+        options, placed = read_options(cfg.get("sweep", {})), place_run(cfg, sweeps=sweeps)
         _check_writable(Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute())
         flags = [word for name in packages for word in ("--package", name)]
         flags += ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
-        task = functools.partial(_report_failure, flags=tuple(flags), packages=tuple(packages))
-        (hydra.multirun if sweeps else hydra.run)(
-            command, task, [*words, f"hydra.mode={'MULTIRUN' if sweeps else 'RUN'}"]
-        )
+        if sweeps:
+            run_sweep(hydra, cfg, words, options=options, flags=flags, packages=packages)
+            return
+        if options.resume is not None:
+            raise ConfigError("sweep.resume goes on with a sweep: add -m.")
+        task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
+        hydra.run(command, task, [*words, *placed, "hydra.mode=RUN"])
 
 
 def print_config(
@@ -83,13 +87,10 @@ def print_config(
         print(OmegaConf.to_yaml(chosen, resolve=resolve), end="")
 
 
-def _report_failure(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
+def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
     try:
         run_job(cfg, flags=flags, packages=packages)
     except LitDataError as error:
-        if HydraConfig.get().mode is RunMode.MULTIRUN:  # the sweep goes on; its end raises the first failure
-            log.error("this job failed: %s", error)
-            raise
         raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
 
 

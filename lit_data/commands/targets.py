@@ -36,6 +36,7 @@ ALLOWED = (
     "lightning.pytorch.plugins",
     "lightning.fabric.plugins",  # where lightning.pytorch.plugins takes some of its classes from
     "lightning.pytorch.demos",
+    "torch.distributed.fsdp.wrap",  # which parts of a model are cut
 )
 ALLOWED_FOR_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
 _NAME = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")

@@ -125,7 +125,7 @@ class ConfigTree:
             files, self.command, parsed, prepend_hydra=True, skip_missing=False
         ).defaults:
             paths.append(str(default.config_path))
-            leaves = _walk_leaves(loader._load_single_config(default, files).config)
+            leaves = walk_leaves(loader._load_single_config(default, files).config)
             for key, value in leaves.items():
                 (left_open.add if value == "???" else left_open.discard)(key)
         given = [f"{override.key_or_group}." for override in parsed]
@@ -137,7 +137,8 @@ def list_keys(cfg: Container) -> list[str]:
     return [key for key, _ in _walk(cfg)]
 
 
-def _walk_leaves(cfg: Container) -> dict[str, object]:
+def walk_leaves(cfg: Container) -> dict[str, object]:
+    """The values of a configuration by their dotted keys, interpolations as typed."""
     return {key: value for key, value in _walk(cfg) if not isinstance(value, Mapping | list)}
 
 

@@ -9,13 +9,17 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from lit_data import commands
+from lit_data.commands import hydra_node
 from lit_data.commands.compose import check_run, compose
 from lit_data.commands.targets import instantiate
 from lit_data.commands.tree import open_hydra
 from lit_data.errors import ConfigError
 
 CONF = Path(commands.__file__).parents[1] / "conf"
-OWN_GROUPS = ("debug", "hydra", "hydra/hydra_logging", "hydra/job_logging", "logger", "paths", "trainer")
+OWN_GROUPS = (
+    *("debug", "hparams_search", "hydra", "hydra/hydra_logging", "hydra/job_logging", "hydra/launcher"),
+    *("hydra/sweeper", "logger", "paths", "trainer"),
+)
 
 Write = Callable[[str, str], Path]
 
@@ -99,7 +103,11 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
         ("trainr=cpu", "unknown key 'trainr'. Did you mean 'trainer'?"),
         ("trainer=gpuu", "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: auto, cpu, ddp_cpu, gpu."),
         ("trainer=zzz", "unknown option 'zzz' of 'trainer'. There are: auto, cpu, ddp_cpu, gpu."),
-        ("hydra/launcher=joblib", "unknown option 'joblib' of 'hydra/launcher'. There is: basic."),
+        (
+            "hydra/launcher=paralel",
+            "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'parallel'? "
+            "There are: basic, joblib, parallel, slurm, slurm_local, submitit_local, submitit_slurm.",
+        ),
         ("logger=null", "'logger=null': 'logger' is a group; choose one of: default, none."),
         ("+trainer=cpu", "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to replace it."),
         # values
@@ -244,6 +252,15 @@ def test_value_that_an_experiment_asks_for_must_be_given(write: Write) -> None:
         # log handlers, which logging.config instantiates
         (["hydra.job_logging.handlers.console.class=subprocess.Popen"], "'subprocess.Popen', which is not allowed"),
         (["hydra.job_logging.handlers.console.stream=ext://os.environ"], "'ext://os.environ', which is not allowed"),
+        # lines of a shell script
+        (["hydra/launcher=slurm", 'hydra.launcher.comment="a\nid"'], r"'hydra\.launcher\.comment' is"),
+        # what a sweeper imports, and groups that it would choose from unseen
+        (
+            ["hydra/sweeper=search", "hydra.sweeper.custom_search_space=os.system"],
+            r"'hydra\.sweeper\.custom_search_space\._target_' is 'os\.system', which is not allowed",
+        ),
+        (["hydra/sweeper=search", "hydra.sweeper.sampler._target_=os.system"], r"'hydra\.sweeper\.sampler\._target_'"),
+        (["hydra/sweeper=search", "hydra.sweeper.search_space={trainer: {}}"], r"search_space' is outdated: write"),
         # what child processes load
         (["+hydra.job.env_set.LD_PRELOAD=/x.so"], r"'hydra\.job\.env_set\.LD_PRELOAD' is not allowed"),
         (["+hydra.job.env_set.PYTHONPATH=/x"], r"'hydra\.job\.env_set\.PYTHONPATH' is not allowed"),
@@ -271,6 +288,35 @@ def test_log_handlers_of_a_file_are_checked(write: Write, text: str, name: str) 
     folder = write("experiment/mine.yaml", f"# @package _global_\nhydra:\n  {text}")
     with pytest.raises(ConfigError, match=f"'{name}', which is not allowed"):
         compose("fit", ["experiment=mine"], config_dir=folder)
+
+
+@pytest.mark.parametrize("text", ["setup: [id]", "additional_parameters: {wrap: id}"])
+def test_shell_commands_are_taken_from_the_command_line_alone(write: Write, text: str) -> None:
+    key, _, value = text.partition(": ")
+    folder = write(
+        "experiment/mine.yaml",
+        "# @package _global_\ndefaults:\n  - override /hydra/launcher: slurm\n"
+        f"hydra:\n  launcher:\n    {text}\n  sweeper:\n    params:\n      hydra.launcher.{key}: '{value}'\n",
+    )
+    with pytest.raises(
+        ConfigError, match=rf"'hydra\.launcher\.{key}' goes into a shell script: give it on the command"
+    ):
+        compose("fit", ["experiment=mine"], config_dir=folder)
+    assert compose("fit", ["experiment=mine", f"hydra.launcher.{key}={value}"], config_dir=folder).command == "fit"
+
+
+@pytest.mark.parametrize(
+    ("word", "missing", "package"),
+    [
+        ("hydra/launcher=parallel", "hydra_plugins.hydra_joblib_launcher", "hydra-joblib-launcher"),
+        ("hydra/launcher=slurm_local", "hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher"),
+        ("hydra/sweeper=search", "optuna", "hydra-optuna-sweeper"),
+    ],
+)
+def test_missing_extra_is_named(word: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hydra_node, "find_spec", lambda name: None if name == missing else True)
+    with pytest.raises(ConfigError, match=rf"which needs the package {package}: pip install 'lit_data\[sweep\]'\.$"):
+        compose("fit", [word])
 
 
 def test_packages_are_allowed_by_the_caller_alone() -> None:

@@ -18,11 +18,12 @@ from lit_data.commands.compose import compose
 from lit_data.commands.locate import resolve_target
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+NOT_OPTIONS = ("benchmark", "experiment", "hparams_search", "hydra")  # groups that a command starts without
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
-OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in ("benchmark", "experiment", "hydra")]
+OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in NOT_OPTIONS]
 BENCHMARKS = sorted(path.stem for path in (CONF / "benchmark").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-NEEDS_CUDA = [Path("trainer/gpu")]
+NEEDS_CUDA = [Path(f"trainer/{name}") for name in ("ddp", "fsdp", "gpu")]
 STARTS_RANKS = [Path("trainer/ddp_cpu")]  # from its own command line: see tests/test_ranks.py
 
 DETECTION = ["bccd", "detection"]  # experiments of images with boxes
@@ -31,6 +32,11 @@ WATERMARK = ["watermark"]  # experiments of images with text watermarks
 FOR_WATERMARK = [Path("data/watermark"), Path("model/unet"), Path("synthesis/watermark")]
 VOLUMES = ["ct", "ct_100k", "ct_500k"]  # experiments of CT volumes
 FOR_VOLUMES = [Path("data/ct"), Path("model/voxel_autoencoder"), Path("model/voxel_vqvae")]
+
+GENERATED = ["gan", "gan_images", "gan_lowmem", "gan_rays"]  # experiments of generative models
+FOR_GENERATED = [
+    Path(name) for name in ("callbacks/gan", "callbacks/gan_lowmem", "data/gan", "model/gan", "model/gan_rays")
+]
 
 QUICK = [
     "trainer.max_epochs=1",
@@ -64,6 +70,12 @@ TOY_MARKS = [
     "data.patch_px=64",
     "data.samples_per_image=2",
     "data.progressive=[[0,32],[1,64]]",
+]
+
+TOY_OBJECTS = [
+    *QUICK,
+    "data.samples={count: 6, size_px: [16, 16], tiles: 2}",
+    "data.image_px=16",
 ]
 
 pytestmark = [
@@ -115,22 +127,23 @@ def _real_data(experiment: str, folder: Path) -> list[str]:
 
 def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
-    known |= {path for path in FILES if path.parts[0] in ("benchmark", "experiment", "hydra")}
+    known |= {path for path in FILES if path.parts[0] in NOT_OPTIONS}
     assert set(FILES) == known
-    assert len(FILES) == 64
-    assert BENCHMARKS == ["callbacks", "collate", "ct", "headroom", "loaders", "mosaic", "predict", "synthesis"]
-    experiments = ["bccd", "ct", "ct_100k", "ct_500k", "detection", "phantom", "steel", "stripe", "watermark"]
-    assert experiments == EXPERIMENTS
+    assert len(FILES) == 87
+    timed = ["callbacks", "claims", "collate", "ct", "gan", "headroom", "loaders", "mosaic", "predict", "synthesis"]
+    assert timed == BENCHMARKS
+    experiments = ["bccd", "detection", "phantom", "steel", "stripe", *GENERATED, *VOLUMES, *WATERMARK]
+    assert sorted(experiments) == EXPERIMENTS
 
 
-@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark"])
+@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark", "gan"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -> None:
     cfg = compose(command, [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     assert cfg.command == command
 
 
-@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark"])
+@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark", "gan"])
 def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) -> None:
     cfg = compose("fit", [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     nodes = [
@@ -143,7 +156,9 @@ def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) ->
 
 
 TOGETHER = [
-    path for path in OPTIONS if path not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK
+    path
+    for path in OPTIONS
+    if path not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK + FOR_GENERATED
 ]
 
 
@@ -182,15 +197,16 @@ def test_the_gpu_option_runs(run: Run) -> None:
     assert run("fit", *TOY, "trainer=gpu")["samples_sha256"]
 
 
-@pytest.mark.parametrize("option", [name for name in BENCHMARKS if name != "ct"])
+@pytest.mark.parametrize("option", [name for name in BENCHMARKS if name not in ("claims", "ct")])
 def test_every_benchmark_runs(option: str, run: Run) -> None:
-    toy = {"mosaic": TOY_BOXES, "predict": [*TOY_MARKS, "benchmark.images=3"]}.get(option, TOY)
+    toys = {"mosaic": TOY_BOXES, "predict": [*TOY_MARKS, "benchmark.images=3"], "gan": TOY_OBJECTS}
     sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]
     times = ["benchmark.repeats=1", "benchmark.samples_per_row=4", "benchmark.warmup_batches=1"]
     words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
-    summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *toy, *sizes, *times, *words)
-    assert summary["benchmark/batch_size"] == 4
+    summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *toys.get(option, TOY), *sizes, *times, *words)
+    assert summary.get("benchmark/batch_size", 4) == 4
     named = {
+        "gan": "whole_peak_mib",
         "headroom": "headroom_samples_per_s",
         "callbacks": "step_us",
         "mosaic": "worker_us",
@@ -217,7 +233,9 @@ def test_the_options_of_an_experiment_make_it(option: Path, tmp_path: Path) -> N
     assert own.keys() <= cfg[option.parts[0]].keys()
 
 
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name not in DETECTION + VOLUMES + WATERMARK])
+@pytest.mark.parametrize(
+    "experiment", [name for name in EXPERIMENTS if name not in DETECTION + VOLUMES + WATERMARK + GENERATED]
+)
 def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
     words = [f"+experiment={experiment}", *TOY, *_real_data(experiment, tmp_path / "images")]
     fitted = run("fit", *words)
@@ -341,6 +359,23 @@ def test_watermarks_are_learned_and_shown(experiment: str, run: Run) -> None:
     assert run("prepare", *words)["prepare/images"] == 6
     assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 6
     assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
+
+
+@pytest.mark.parametrize("experiment", GENERATED)
+def test_generators_go_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
+    words = [f"+experiment={experiment}", *TOY_OBJECTS]
+    if experiment == "gan_images":
+        _masked_data(tmp_path / "images")
+        words += [f"data.root={tmp_path}/images", "data.patterns=['*.png']", "data.splits=same"]
+    words += ["trainer.check_val_every_n_epoch=1", "callbacks.metrics.count=8"]
+    fitted = run("fit", *words)
+    assert fitted["experiment"] == experiment
+    assert fitted["test/kid_small"] is not None
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 200
+    assert (fitted["folder"] / "checkpoints" / "best.ckpt").is_file()
+    assert list((fitted["folder"] / "images").glob("step-*.png"))
+    assert run("predict", *words, "predict.count=5")["predict/images"] == 5
 
 
 def _nodes(value: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

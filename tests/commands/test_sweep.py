@@ -1,0 +1,408 @@
+"""A sweep from its command line to its table; its jobs run a command of the test's own."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+import lit_data
+from lit_data.cli import main
+from lit_data.errors import DataError
+
+ROOT = Path(lit_data.__file__).parents[1]
+LIMIT_S = 120
+
+# A site module puts a command of the test's own into the program and every process that it starts.
+SITE = """
+import sys, types
+module = types.ModuleType("lit_data.commands.show")
+exec({code!r}, module.__dict__)
+sys.modules[module.__name__] = module
+"""
+FATES = """
+import os, pathlib, signal
+from lit_data.errors import BatchMemoryError
+def run(cfg):
+    fate = cfg.logger.fate
+    with pathlib.Path("ran").open("a") as file:
+        file.write(fate + " ")
+    if fate == "killed" and not os.path.exists("healed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fate == "oom" and not os.path.exists("healed"):
+        raise BatchMemoryError("one sample does not fit")
+    return {"test/score": len(fate) + 0.5, "val/loss": 0.25}
+"""
+WAITING = """
+import threading
+def run(cfg):
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+Run = Callable[..., dict[str, Any]]
+Install = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Gives the processes of jobs a command."""
+
+    def write(code: str) -> None:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=code), encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return write
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a function in the place of a command, for jobs that run in this process."""
+
+    def put(run: Run, name: str = "show") -> None:
+        module = ModuleType(f"lit_data.commands.{name}")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    return put
+
+
+def sweep(*words: str) -> int:
+    return main(["show", "-m", "hydra.sweep.dir=out", "sweep.isolate=none", *words])
+
+
+def read_json(path: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return content
+
+
+def read_rows() -> list[dict[str, str]]:
+    with Path("out/sweep.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def score(cfg: Any) -> dict[str, Any]:
+    return {"test/score": cfg.seed * 2.0, "val/loss": 1.0 / cfg.seed}
+
+
+def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
+    site: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    site(FATES)
+    words = ["show", "-m", "+logger.fate=fine,killed,oom", "sweep.columns=[val/loss]", "hydra.sweep.dir=out"]
+    assert main(words) == 6
+    out, err = capfd.readouterr()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert [cell[:4] for cell in cells] == [
+        ["0", "logger.fate=fine", "done", "0"],
+        ["1", "logger.fate=killed", "killed", "6"],
+        ["2", "logger.fate=oom", "out of memory", "5"],
+    ]
+    assert [cell[5:] for cell in cells] == [
+        ["4.5", "0.25", ""],
+        ["", "", "ended by SIGKILL"],
+        ["", "", "one sample does not fit"],
+    ]
+    assert out.endswith(f"{Path.cwd()}/out/sweep.json\n")
+    assert err.endswith("lit_data: 2 of 3 jobs did not end well; job 1: killed: ended by SIGKILL\n")
+    summary = read_json("out/sweep.json")
+    assert [summary[f"jobs_{name}"] for name in ("done", "killed", "out_of_memory")] == [1, 1, 1]
+
+    Path("healed").touch()
+    assert main([*words[:-1], "sweep.resume=out"]) == 0
+    assert Path("ran").read_text() == "fine killed oom killed oom "
+    assert "job 0 (1 of 3): done before: +logger.fate=fine\n" in capfd.readouterr().out
+    assert [(row["logger.fate"], row["status"], row["test/score"]) for row in read_rows()] == [
+        ("fine", "done", "4.5"),
+        ("killed", "done", "6.5"),
+        ("oom", "done", "3.5"),
+    ]
+    assert Path("out/sweep.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_a_signal_ends_the_whole_sweep(site: Callable[[str], None], number: signal.Signals, code: int) -> None:
+    site(WAITING)
+    with _started("show", "-m", "seed=1,2", "hydra.sweep.dir=out") as program:
+        _wait_until_ready(program)
+        family = psutil.Process(program.pid).children(recursive=True)
+        program.send_signal(number)
+        out, err = program.communicate(timeout=LIMIT_S)
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert program.returncode == code
+    assert [line.split("│")[3].strip() for line in out.splitlines() if "│" in line] == ["interrupted", "not run"]
+    assert f"go on with\npython -m lit_data show -m seed=1,2 sweep.resume={Path.cwd()}/out\n" in err
+    assert read_json("out/sweep.json")["jobs_not_run"] == 1
+
+
+@pytest.mark.slow
+def test_the_job_ends_with_a_sweep_that_is_killed(site: Callable[[str], None]) -> None:
+    site(WAITING)
+    with _started("show", "-m", "seed=1,2", "hydra.sweep.dir=out") as program:
+        _wait_until_ready(program)
+        family = psutil.Process(program.pid).children(recursive=True)
+        program.kill()
+        program.wait()
+        assert len(family) == 1
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_jobs_in_one_process_fail_alone_and_hold_no_memory(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    import weakref
+
+    alive: list[weakref.ref[Any]] = []
+
+    class Model:
+        def __init__(self) -> None:
+            self.itself = self  # only the collector frees it
+
+    def run(cfg: Any) -> dict[str, Any]:
+        assert [ref() for ref in alive] == [None] * len(alive)
+        model = Model()
+        alive.append(weakref.ref(model))
+        if cfg.seed == 1:
+            raise DataError("a.png is empty")
+        if cfg.seed == 2:
+            raise ZeroDivisionError("a bug")
+        if cfg.seed == 3:
+            raise MemoryError
+        return {"test/score": 1.0}
+
+    install(run)
+    assert sweep("seed=1,2,3,4") == 3
+    assert len(alive) == 4
+    err = capfd.readouterr().err
+    assert err.endswith("lit_data: 3 of 4 jobs did not end well; job 0: failed: a.png is empty\n")
+    assert err.count("Traceback") == 2
+    assert [(row["status"], row["exit_code"], row["reason"]) for row in read_rows()] == [
+        ("failed", "3", "a.png is empty"),
+        ("failed", "1", "ZeroDivisionError: a bug"),
+        ("out of memory", "5", "MemoryError"),
+        ("done", "0", ""),
+    ]
+
+
+@pytest.mark.slow
+def test_the_best_job_is_named_where_it_is_known_what_is_good(install: Install) -> None:
+    install(score)
+    assert sweep("seed=3,1,2", "sweep.metric=val/loss", "sweep.mode=min") == 0
+    summary = read_json("out/sweep.json")
+    assert (summary["metric"], summary["best_job"], summary["best_overrides"]) == ("val/loss", 0, "seed=3")
+    assert summary["best_value"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.slow
+def test_a_metric_that_no_job_has_is_said_once(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    install(score)
+    assert sweep("seed=1,2", "sweep.metric=test/scor") == 0
+    message = "holds no 'test/scor', which sweep.metric names. Did you mean 'test/score'?"
+    assert capfd.readouterr().out.count(message) == 1
+    assert not Path("out/sweep.png").exists()
+
+
+def test_other_overrides_are_named_and_a_sweep_is_left_alone(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(score)
+    assert sweep("seed=1") == 0
+    for words, message in (
+        (
+            ["seed=1,2", "name=b", "sweep.resume=out"],
+            "began otherwise (seed: 1 then, 1,2 now; name: nothing then, b now)",
+        ),
+        (
+            ["name=b", "sweep.resume=out"],
+            "(seed: 1 then, nothing now; name: nothing then, b now): start a new one, or ",
+        ),
+        (["seed=1", "hydra.sweep.dir=out"], "/out holds a sweep already: go on with sweep.resume="),
+    ):
+        capfd.readouterr()
+        assert main(["show", "-m", *words]) == 2
+        assert message in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_changed_file_is_named_before_anything_runs(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    ran: list[int] = []
+
+    def run(cfg: Any) -> dict[str, Any]:
+        ran.append(cfg.seed)
+        return score(cfg)
+
+    install(run)
+    own = Path("own/experiment")
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("# @package _global_\ntrainer:\n  max_epochs: 3\n")
+    words = ["experiment=mine", "seed=1,2", "--config-dir", "own"]
+    assert sweep(*words) == 0
+    (own / "mine.yaml").write_text("# @package _global_\ntrainer:\n  max_epochs: 4\n")
+    capfd.readouterr()
+    assert main(["show", "-m", *words, "sweep.resume=out", "sweep.isolate=none"]) == 2
+    assert "job 0 was another configuration when the sweep began (trainer.max_epochs: 3 then, 4 now)" in (
+        capfd.readouterr().err
+    )
+    assert ran == [1, 2]
+
+
+def test_the_latest_sweep_of_the_experiment_goes_on(install: Install) -> None:
+    ran: list[int] = []
+
+    def run(cfg: Any) -> dict[str, Any]:
+        ran.append(cfg.seed)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return score(cfg)
+
+    install(run)
+    words = ["show", "-m", "seed=4,5,6", "sweep.isolate=none", "name=mine"]
+    assert main(words) == 130
+    assert main([*words, "sweep.resume=latest"]) == 0
+    assert ran == [4, 5, 5, 6]
+    assert len(list(Path("runs/show/mine").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["-m", "seed=1,2", "sweep.resume=latest"], 3, "sweep.resume=latest: no sweep of show stripe below "),
+        (["-m", "seed=1,2", "sweep.resume=gone"], 3, "gone is not the folder of a sweep: it has no readable plan.json"),
+        (["sweep.resume=latest"], 2, "sweep.resume goes on with a sweep: add -m."),
+        (["-m", "trainer.max_epochs=interval(1,2)"], 2, "is a range without steps, which needs a sweeper"),
+    ],
+)
+def test_mistakes_end_with_one_line(
+    words: list[str], code: int, message: str, install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(lambda cfg: pytest.fail("the command ran"))
+    assert main(["show", *words]) == code
+    err = capfd.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
+    import zipfile
+
+    seen: list[str | None] = []
+
+    def run(cfg: Any) -> dict[str, Any]:
+        seen.append(cfg.ckpt)
+        folder = Path(cfg.paths.run) / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        for age_s, name in ((300, "step.ckpt"), (200, "last.ckpt"), (100, "interrupted.ckpt")):
+            with zipfile.ZipFile(folder / name, "w") as archive:
+                archive.writestr("data", os.urandom(1000))
+            os.utime(folder / name, (1e9 - age_s, 1e9 - age_s))
+        whole = (folder / "interrupted.ckpt").read_bytes()
+        (folder / "interrupted.ckpt").write_bytes(whole[:600])  # the newest one was being written
+        if len(seen) == 1:
+            raise DataError("the disk is gone")
+        return {"test/score": 1.0}
+
+    install(run, "fit")
+    words = ["fit", "-m", "seed=1", "sweep.isolate=none"]
+    assert main([*words, "hydra.sweep.dir=out"]) == 3
+    assert main([*words, "sweep.resume=out"]) == 0
+    assert seen == [None, f"{Path.cwd()}/out/0/checkpoints/last.ckpt"]
+    assert read_json("out/0/job.json")["ckpt"] == seen[1]
+
+
+@pytest.mark.slow
+def test_an_unheard_of_folder_name_reaches_the_job(site: Callable[[str], None]) -> None:
+    site("def run(cfg):\n    return {'test/is_own': float(cfg.paths.run.endswith('0'))}\n")
+    folder = Path("it's, a=b {c} ü").absolute()
+    assert main(["show", "-m", "seed=1", f'hydra.sweep.dir="{folder}"']) == 0
+    assert read_json(f"{folder}/0/summary.json")["test/is_own"] == 1.0
+
+
+@pytest.mark.slow
+def test_optuna_learns_from_the_metric_and_from_failures(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    ran: list[float] = []
+
+    def run(cfg: Any) -> dict[str, Any]:
+        ran.append(cfg.data.loader.timeout_s)
+        if len(ran) == 2:
+            raise DataError("a.png is empty")
+        return {"test/score": (cfg.data.loader.timeout_s - 40.0) ** 2}
+
+    install(run)
+    words = ["show", "-m", "hydra/sweeper=search", "hydra.sweeper.n_trials=4", "hydra.sweeper.direction=minimize"]
+    words += ["data.loader.timeout_s=interval(1.0,99.0)", "seed=3", "sweep.isolate=none"]
+    assert main([*words, "hydra.sweep.dir=out"]) == 3
+    first = ran.copy()
+    assert len(set(first)) == 4
+    best = re.search(r"Best value: (\S+)", capfd.readouterr().out)
+    assert best is not None
+    scores = [(value - 40.0) ** 2 for place, value in enumerate(first) if place != 1]
+    assert float(best[1]) == pytest.approx(min(scores))
+
+    assert main([*words, "sweep.resume=out"]) == 0  # the search repeats itself, and one job of it has no result
+    assert ran == [*first, first[1]]
+    assert [row["status"] for row in read_rows()] == ["done"] * 4
+
+
+@pytest.mark.slow
+def test_optuna_with_other_proposals_keeps_the_jobs_before(install: Install) -> None:
+    install(score)
+    words = ["show", "-m", "hydra/sweeper=search", "hydra/sweeper/sampler=seeded_random", "hydra.sweeper.n_trials=1"]
+    words += ["seed=range(1,1000)", "sweep.isolate=none"]
+    assert main([*words, "hydra.sweeper.sampler.seed=1", "hydra.sweep.dir=out"]) == 0
+    plan = read_json("out/plan.json")
+    plan["words"] = [word.replace("sampler.seed=1", "sampler.seed=2") for word in plan["words"]]
+    Path("out/plan.json").write_text(json.dumps(plan))
+    assert main([*words, "hydra.sweeper.sampler.seed=2", "sweep.resume=out"]) == 0
+    (kept,) = Path("out/replaced").iterdir()
+    before, now = read_json(f"{kept}/job.json"), read_json("out/0/job.json")
+    assert before["overrides"] != now["overrides"]
+    assert len(read_rows()) == 1
+
+
+class _started:
+    """The program in a process of its own, which is gone at the end."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        self._program = subprocess.Popen(
+            [sys.executable, "-m", "lit_data", *self._words],
+            env={**os.environ, "PYTHONPATH": f"{Path.cwd()}/site{os.pathsep}{ROOT}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell that starts these tests in the background lets all its children ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        return self._program
+
+    def __exit__(self, *error: object) -> None:
+        if self._program.poll() is None:
+            for process in psutil.Process(self._program.pid).children(recursive=True):
+                process.kill()
+            self._program.kill()
+        self._program.communicate()
+
+
+def _wait_until_ready(program: subprocess.Popen[str]) -> None:
+    assert program.stdout is not None
+    lines: Iterator[str] = iter(program.stdout.readline, "")
+    assert any(line == "ready\n" for line in lines)

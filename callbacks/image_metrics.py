@@ -81,10 +81,7 @@ class ImageMetrics(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "predict":
             check_sampling(pl_module, "ImageMetrics")
-
-    @override
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._real, self._done = {}, set()  # another fit may have other data
+        self._real, self._done = {}, set()  # another run may have other data
 
     @override
     def on_train_batch_start(
@@ -104,7 +101,7 @@ class ImageMetrics(L.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._batches:
+        if "train" in self._real:  # a resumed run may begin with the end of an epoch
             self._done.add("train")
 
     @override

@@ -28,7 +28,7 @@ experiments (experiment=NAME):
 {experiments}
 
 options:
-  -m, --multirun         run every combination of comma-separated values: -m seed=1,2,3
+  -m, --multirun         run every combination of comma-separated values: -m seed=1,2,3; sweep.resume=latest goes on
   --config-dir FOLDER    a folder of your own groups and experiments, laid out like lit_data/conf
   --package NAME         allow `_target_` below your own package NAME; may be given again
   --cfg job|hydra|all    print the composed configuration and stop; --resolve fills in interpolations

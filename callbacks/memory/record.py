@@ -95,25 +95,30 @@ class MemoryRecord:
 
     def read_growth(self) -> dict[str, float]:
         """The metrics of growth, once they are known."""
-        names = {"growth_bytes_per_epoch": "host", "allocated_growth_bytes_per_epoch": "device"}
+        names = {"growth_bytes_per_epoch": self._host, "allocated_growth_bytes_per_epoch": "device"}
         growth = {metric: self._growth[name].bytes_per_epoch for metric, name in names.items()}
         return {metric: value for metric, value in growth.items() if value is not None}
 
     def find_alarms(self, bytes_per_epoch: float) -> list[str]:
         """A sentence for the host, and one for a device with memory of its own, that grow faster; each of them once."""
-        watched = ["host"] if self.device.type == "cpu" else ["host", "device"]
-        found = [name for name in watched if self._growth[name].exceeds(bytes_per_epoch)]
-        fresh = [name for name in found if name not in self._alarmed]
+        watched = {"host": self._host} if self.device.type == "cpu" else {"host": self._host, "device": "device"}
+        found = {place: name for place, name in watched.items() if self._growth[name].exceeds(bytes_per_epoch)}
+        fresh = {place: name for place, name in found.items() if place not in self._alarmed}
         self._alarmed.update(fresh)
-        return [self._describe_growth(name) for name in fresh]
+        return [self._describe_growth(place, name) for place, name in fresh.items()]
 
-    def _describe_growth(self, name: str) -> str:
+    @property
+    def _host(self) -> str:
+        """Whose growth is the host's: in short epochs all processes are read now and then, the main one in each."""
+        return "process" if self._growth["host"].bytes_per_epoch is None else "host"
+
+    def _describe_growth(self, place: str, name: str) -> str:
         growth, main = (self._growth[which].bytes_per_epoch or 0.0 for which in (name, "process"))
-        where = str(self.device) if name == "device" else "host"
+        where = str(self.device) if place == "device" else "host"
         part = f", of which the main process {format_bytes(main)}" if name == "host" else ""
         return (
             f"{where} memory grows by {format_bytes(growth)} per epoch{part} ({self._growth[name].describe()}): it "
-            f"will run out. {_CAUSES[name]}"
+            f"will run out. {_CAUSES[place]}"
         )
 
 

@@ -110,10 +110,11 @@ def watching_ranks() -> Iterator[None]:
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    from torch.distributed import DistError
-
+    dist = sys.modules.get("torch.distributed")  # where nothing has loaded it there is no connection
     text = str(error)
-    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text))
+    return (dist is not None and isinstance(error, dist.DistError)) or (
+        isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
+    )
 
 
 def _describe(rank: int, code: int) -> str:

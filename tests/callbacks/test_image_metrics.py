@@ -97,6 +97,8 @@ def test_test_and_validation_compare_with_their_own_split(tmp_path: Path) -> Non
     assert abs(validated["val/fid_counting"]) < 0.01
     assert tested["test/fid_counting"] == pytest.approx(3 * 0.6**2, rel=0.05)  # three colours, 0.6 too bright
     assert set(tested) == {"test/fid_counting", "test/kid_counting"}
+    (again,) = trainer.validate(model, datamodule=Album(val=0.2), verbose=False)  # of other data
+    assert again["val/fid_counting"] == pytest.approx(tested["test/fid_counting"], rel=0.05)
     assert metrics.summary() == {}
 
 
@@ -107,13 +109,16 @@ def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
     assert watched.drawn == plain.drawn
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 def test_it_counts_on_after_a_resume(tmp_path: Path) -> None:
     first, second = Notes("train/"), Notes("train/")
-    trainer = _fit(tmp_path, Painter(), ImageMetrics(every_n_steps=4), logger=first, max_epochs=1, limit_val_batches=0)
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    trainer = _make_trainer(tmp_path, ImageMetrics(every_n_steps=4), logger=second, max_epochs=2, limit_val_batches=0)
+    saver = ModelCheckpoint(dirpath=tmp_path, filename="last", enable_version_counter=False)  # at the end of the epoch
+    options: dict[str, Any] = {"limit_val_batches": 0, "enable_checkpointing": True}
+    _fit(tmp_path, Painter(), ImageMetrics(every_n_steps=4), saver, logger=first, max_epochs=1, **options)
+    trainer = _make_trainer(tmp_path, ImageMetrics(every_n_steps=4), saver, logger=second, max_epochs=2, **options)
     trainer.fit(Painter(), datamodule=Album(), ckpt_path=str(tmp_path / "last.ckpt"))
     assert (first.steps, second.steps) == ([3, 6], [7, 11])  # batches 4, 6, 8 and 12
+    assert all(math.isfinite(row["train/kid_small"]) for row in second.rows)
 
 
 def test_images_that_are_not_finite_are_told_and_end_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

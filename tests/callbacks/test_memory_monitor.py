@@ -263,6 +263,18 @@ def test_epochs_at_which_the_workers_were_not_read_do_not_count(machine: Any) ->
     assert record.read_growth()["growth_bytes_per_epoch"] == 5
 
 
+def test_in_short_epochs_the_main_process_speaks_for_the_host() -> None:
+    record = memory_record.MemoryRecord(torch.device("cpu"))
+    record.end_epoch(0, {"rss_bytes": 0.0, "pss_bytes": 0.0, "allocated_bytes": 0.0})
+    record._knows_pss = True  # all processes were read, and are not due again
+    for epoch in range(1, 6):
+        record.end_epoch(epoch, {"rss_bytes": epoch * 60.0 * MIB, "allocated_bytes": 0.0})
+    assert record.read_growth()["growth_bytes_per_epoch"] == 60 * MIB
+    (alarm,) = record.find_alarms(50 * MIB)
+    assert alarm.startswith("host memory grows by 60.0 MiB per epoch (60.0 MiB after epoch 1, 300.0 MiB after epoch 5)")
+    assert record.find_alarms(50 * MIB) == []
+
+
 def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
     machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

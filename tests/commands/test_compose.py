@@ -101,8 +101,11 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
         ("experimnt=stripe", "unknown key 'experimnt'. Did you mean 'experiment'?"),
         ("+experimnt=stripe", "unknown key 'experimnt'. Did you mean 'experiment'? No command reads it."),
         ("trainr=cpu", "unknown key 'trainr'. Did you mean 'trainer'?"),
-        ("trainer=gpuu", "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: auto, cpu, ddp_cpu, gpu."),
-        ("trainer=zzz", "unknown option 'zzz' of 'trainer'. There are: auto, cpu, ddp_cpu, gpu."),
+        (
+            "trainer=gpuu",
+            "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu.",
+        ),
+        ("trainer=zzz", "unknown option 'zzz' of 'trainer'. There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu."),
         (
             "hydra/launcher=paralel",
             "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'parallel'? "

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from lit_data.commands.before_after import draw_before_after
 from lit_data.commands.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.datamodules import DetectionDataModule
 from lit_data.types import Array, Batch, Stage
@@ -91,27 +92,12 @@ def draw_found_boxes(
 def draw_augmented_boxes(
     datamodule: DetectionDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
 ) -> bool:
-    """Draw samples before and after augmentation.
+    """Draw samples before and after augmentation; see `draw_before_after`."""
 
-    Args:
-        datamodule: Its classes name the boxes.
-        planned: A planned batch on the host.
-        rows: Which of its samples.
-        path: The PNG to write.
-        stage: Whose samples.
+    def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+        _show_boxes(cells[0], batch["image"][row], find_true(batch, row), datamodule.classes)
 
-    Returns:
-        Whether it was drawn: the stage may have no augmentation.
-    """
-    before, after = datamodule.inspect(stage).draw(planned), datamodule.finish_batch(planned, stage)
-    if before is None:
-        return False
-    figure, cells = _open_pairs(len(rows), ("before", "after"))
-    for place, row in enumerate(rows):
-        for cell, batch in zip(cells[2 * place : 2 * place + 2], (before, after), strict=True):
-            _show_boxes(cell, batch["image"][row], find_true(batch, row), datamodule.classes)
-    save_figure(figure, path, f"{stage} samples before and after augmentation", ())
-    return True
+    return draw_before_after(datamodule, planned, rows, path, stage=stage, show=show, cell_inches=_INCHES)
 
 
 def find_true(batch: Batch, row: int) -> Boxes:

@@ -9,6 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from lit_data.commands.before_after import draw_before_after
 from lit_data.commands.figures import CELL_INCHES, new_axes, open_figure, save_figure
 from lit_data.datamodules import GANDataModule
 from lit_data.types import Batch, Stage
@@ -42,27 +43,12 @@ def draw_image_samples(
 def draw_augmented_images(
     datamodule: GANDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
 ) -> bool:
-    """Draw samples before and after augmentation.
+    """Draw samples before and after augmentation; see `draw_before_after`."""
 
-    Args:
-        datamodule: A prepared and opened datamodule.
-        planned: A planned batch on the host.
-        rows: Which of its samples.
-        path: The PNG to write.
-        stage: Whose samples.
+    def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+        show_pixels(cells[0], batch["image"][row])
 
-    Returns:
-        Whether it was drawn: the stage may have no augmentation.
-    """
-    before, after = datamodule.inspect(stage).draw(planned), datamodule.finish_batch(planned, stage)
-    if before is None:
-        return False
-    figure, axes = open_figure(len(rows), ("before", "after"))
-    for cells, row in zip(axes, rows, strict=True):
-        for cell, batch in zip(cells, (before, after), strict=True):
-            show_pixels(cell, batch["image"][row])
-    save_figure(figure, path, f"{stage} samples", ())
-    return True
+    return draw_before_after(datamodule, planned, rows, path, stage=stage, show=show)
 
 
 def tile_views(views: Tensor) -> Tensor:

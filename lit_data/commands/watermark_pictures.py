@@ -8,6 +8,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from lit_data.commands.before_after import draw_before_after
 from lit_data.commands.figures import TRUE_COLOUR, open_figure, save_figure, show_mask
 from lit_data.commands.patch_pictures import predict_probability
 from lit_data.datamodules.base import BaseDataModule
@@ -74,28 +75,13 @@ def draw_mark_predictions(model: L.LightningModule, batch: Batch, path: Path, ti
 def draw_augmented_marks(
     datamodule: BaseDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
 ) -> bool:
-    """Draw samples before and after augmentation, with the masks that move along.
+    """Draw samples before and after augmentation, with the masks that move along; see `draw_before_after`."""
 
-    Args:
-        datamodule: A prepared and opened datamodule.
-        planned: A planned batch on the host.
-        rows: Which of its samples.
-        path: The PNG to write.
-        stage: Whose samples.
+    def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+        show_colour(cells[0], batch["image"][row])
+        show_mask(cells[1], _masks_of(batch)[row, 0])
 
-    Returns:
-        Whether it was drawn: the stage may have no augmentation.
-    """
-    before, after = datamodule.inspect(stage).draw(planned), datamodule.finish_batch(planned, stage)
-    if before is None:
-        return False
-    figure, axes = open_figure(len(rows), ("before", "mask before", "after", "mask after"))
-    for cells, row in zip(axes, rows, strict=True):
-        for place, batch in ((0, before), (2, after)):
-            show_colour(cells[place], batch["image"][row])
-            show_mask(cells[place + 1], _masks_of(batch)[row, 0])
-    save_figure(figure, path, f"{stage} samples before and after augmentation", ())
-    return True
+    return draw_before_after(datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask"))
 
 
 def show_colour(cell: Axes, image: Tensor) -> None:

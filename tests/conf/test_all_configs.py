@@ -361,23 +361,6 @@ def test_watermarks_are_learned_and_shown(experiment: str, run: Run) -> None:
     assert run("prepare", *words, "prepare.verify=true")["prepare/skipped"] == 0
 
 
-@pytest.mark.parametrize("experiment", GENERATED)
-def test_generators_go_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
-    words = [f"+experiment={experiment}", *TOY_OBJECTS]
-    if experiment == "gan_images":
-        _masked_data(tmp_path / "images")
-        words += [f"data.root={tmp_path}/images", "data.patterns=['*.png']", "data.splits=same"]
-    words += ["trainer.check_val_every_n_epoch=1", "callbacks.metrics.count=8"]
-    fitted = run("fit", *words)
-    assert fitted["experiment"] == experiment
-    assert fitted["test/kid_small"] is not None
-    for name in ("samples.png", "predictions.png"):
-        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 200
-    assert (fitted["folder"] / "checkpoints" / "best.ckpt").is_file()
-    assert list((fitted["folder"] / "images").glob("step-*.png"))
-    assert run("predict", *words, "predict.count=5")["predict/images"] == 5
-
-
 def _nodes(value: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(value, dict):
         if "_target_" in value:

@@ -143,7 +143,7 @@ def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -
     assert cfg.command == command
 
 
-@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark", "gan"])
+@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark", "gan", "gan_lowmem", "gan_rays"])
 def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) -> None:
     cfg = compose("fit", [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     nodes = [

@@ -3,25 +3,25 @@
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_data.datamodules.ct_options import check_choice
 from lit_data.datamodules.ct_volumes import CTVolumes
-from lit_data.datamodules.stripe_files import cache_folder
+from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.ct_samples import ensure_ct_samples
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.ordered import ordered_map
 from lit_data.io.problems import Problems, show_path
 from lit_data.io.progress import track
-from lit_data.io.remote import RemoteOptions, Root, check_root
 from lit_data.io.survey import OnBad
 from lit_data.io.volumes.banks import Precompute, Preload, VolumeBank, open_bank
 from lit_data.io.volumes.indexing import IndexOptions
@@ -39,14 +39,13 @@ TooFew = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CTSource:
+class CTSource(SetFolder):
     """The files of a CT set; the arguments are those of `CTDataModule`.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
-    root: str | None
     splits: Splits
     split_seed: int
     occupied_hu: tuple[float, float | None]
@@ -60,12 +59,9 @@ class CTSource:
     processes: int | Literal["auto"]
     nan_fill: float | None
     on_bad: OnBad
-    cache_dir: str | None
-    samples: Mapping[str, Any]
-    remote: RemoteOptions
 
     def __post_init__(self) -> None:
-        check_root(self.root)
+        super().__post_init__()
         check_choice("too_few", self.too_few, get_args(TooFew))
         check_choice("on_bad", self.on_bad, get_args(OnBad))
         check_choice("precompute", self.precompute, get_args(Precompute))
@@ -81,22 +77,11 @@ class CTSource:
         if self.too_few == "skip" and self.precompute is not True:
             raise ConfigError("too_few=skip needs precompute=true, which counts points before the first epoch")
 
-    @cached_property
-    def folder(self) -> Path:
-        """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
-        cache = cache_folder(self.cache_dir)
-        return self._root.folder if self.root else ensure_ct_samples(cache / "samples", **self.samples)
-
-    def refresh(self) -> None:
-        """Bring the mirror of a root on a server up to date."""
-        if self.root:
-            self._root.refresh()
-
     @property
     def store_folder(self) -> Path:
         """Where the index of this set lies."""
         digest = hashlib.sha256(os.path.realpath(self.folder).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        return cache_folder(self.cache_dir) / "stores" / f"{self.folder.name}-{digest}" / "ct"
+        return self._cache / "stores" / f"{self.folder.name}-{digest}" / "ct"
 
     @cached_property
     def index_options(self) -> IndexOptions:
@@ -173,9 +158,9 @@ class CTSource:
                 damaged.append(f"{show_path(source.path)}: its index is not what the file gives")
         return damaged
 
-    @cached_property
-    def _root(self) -> Root:
-        return Root(self.root or "", cache_folder(self.cache_dir) / "remote", self.remote)
+    @override
+    def _make_samples(self, folder: Path) -> Path:
+        return ensure_ct_samples(folder, **self.samples)
 
     def _count(self, source: VolumeSource) -> int | str:
         """Occupied voxels of a volume, or what is wrong with it."""

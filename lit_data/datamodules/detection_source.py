@@ -2,15 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
-from lit_data.datamodules.stripe_files import cache_folder
+from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.detection_files import DetectionFiles, LabelFormat, find_detection_files
 from lit_data.datasets.detection_labels import LabelTable
 from lit_data.datasets.detection_samples import ensure_detection_samples
@@ -18,17 +17,15 @@ from lit_data.datasets.splits import Splits
 from lit_data.io.checking import find_faults
 from lit_data.io.decoders import ImageDecoder, ImageSource
 from lit_data.io.options import ReadOptions
-from lit_data.io.remote import RemoteOptions, Root, check_root
 from lit_data.io.resized import ResizedDecoder
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionSource:
+class DetectionSource(SetFolder):
     """The files of a detection set; the arguments are those of `DetectionDataModule`."""
 
-    root: str | None
     label_format: LabelFormat
     classes: tuple[str, ...] | None
     annotations: str | None
@@ -38,23 +35,6 @@ class DetectionSource:
     size_px: tuple[int, int]
     read: ReadOptions
     on_bad: OnBad
-    cache_dir: str | None
-    samples: Mapping[str, Any]
-    remote: RemoteOptions
-
-    def __post_init__(self) -> None:
-        check_root(self.root)
-
-    @cached_property
-    def folder(self) -> Path:
-        """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
-        cache = cache_folder(self.cache_dir)
-        return self._root.folder if self.root else ensure_detection_samples(cache / "samples", **self.samples)
-
-    def refresh(self) -> None:
-        """Bring the mirror of a root on a server up to date."""
-        if self.root:
-            self._root.refresh()
 
     def open(self) -> tuple[DetectionFiles, DecodedStore]:
         """The images that are good with their boxes and splits, and their pixels; the first call decodes them.
@@ -64,7 +44,7 @@ class DetectionSource:
         """
         files = self._find()
         digest = hashlib.sha256(os.path.realpath(self.folder).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        folder = cache_folder(self.cache_dir) / "stores" / f"{self.folder.name}-{digest}" / "detection"
+        folder = self._cache / "stores" / f"{self.folder.name}-{digest}" / "detection"
         decoder = ResizedDecoder(self.size_px, ImageDecoder(self.read))
         sources = [ImageSource((path,)) for path in files.images]
         store = DecodedStore.build(sources, folder, decoder=decoder, on_bad=self.on_bad)
@@ -82,9 +62,9 @@ class DetectionSource:
         problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad")
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
 
-    @cached_property
-    def _root(self) -> Root:
-        return Root(self.root or "", cache_folder(self.cache_dir) / "remote", self.remote)
+    @override
+    def _make_samples(self, folder: Path) -> Path:
+        return ensure_detection_samples(folder, **self.samples)
 
     def _find(self) -> DetectionFiles:
         return find_detection_files(

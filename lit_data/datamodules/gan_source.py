@@ -2,13 +2,15 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
-from lit_data.datamodules.stripe_files import cache_folder
+from typing_extensions import override
+
+from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.gan_samples import ensure_gan_samples
 from lit_data.datasets.gan_table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
 from lit_data.errors import ConfigError, DataError
@@ -20,7 +22,7 @@ from lit_data.io.files import DecodedFiles
 from lit_data.io.fitted import Fit, FitPadding, FittedDecoder
 from lit_data.io.options import ReadOptions
 from lit_data.io.problems import Problems
-from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
+from lit_data.io.remote import Scope
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 
@@ -37,10 +39,9 @@ _CHOICES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GANSource:
+class GANSource(SetFolder):
     """The files of a GAN set; the arguments are those of `GANDataModule`."""
 
-    root: str | None
     patterns: tuple[str, ...]
     views: ViewOption
     tiles: int | None
@@ -52,14 +53,11 @@ class GANSource:
     read: ReadOptions
     on_bad: OnBad
     cache: str
-    cache_dir: str | None
     cache_bytes: int
-    samples: Mapping[str, Any]
-    remote: RemoteOptions
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
-        check_root(self.root)
+        super().__post_init__()
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
@@ -67,16 +65,6 @@ class GANSource:
             raise ConfigError(f"tiles={self.tiles} divides sheets: set data.views=sheet, or leave data.tiles out")
         if self.fit == "patches" and self.views in ("folders", "sheet"):
             raise ConfigError(f"views={self.views} with fit=patches: patches have no pose; choose another fit")
-
-    @cached_property
-    def folder(self) -> Path:
-        """The root or its mirror; without one, the drawn objects; the first call makes what is not there."""
-        return self._root.folder if self.root else ensure_gan_samples(self._cache / "samples", **self.samples)
-
-    def refresh(self) -> None:
-        """Bring the mirror of a root on a server up to date."""
-        if self.root:
-            self._root.refresh()
 
     @cached_property
     def layout(self) -> ViewLayout:
@@ -136,14 +124,14 @@ class GANSource:
             return decoder
         return FittedDecoder(self.image_px, self.fit, self.padding, self.layout.tiles or 1, decoder)
 
-    @property
-    def _cache(self) -> Path:
-        return cache_folder(self.cache_dir)
+    @override
+    def _make_samples(self, folder: Path) -> Path:
+        return ensure_gan_samples(folder, **self.samples)
 
-    @cached_property
-    def _root(self) -> Root:
-        scope = Scope.of_images(self.patterns, also=(LAYOUT_FILE,))
-        return Root(self.root or "", self._cache / "remote", self.remote, scope)
+    @property
+    @override
+    def _scope(self) -> Scope:
+        return Scope.of_images(self.patterns, also=(LAYOUT_FILE,))
 
     def _list_images(self) -> list[ImageSource]:
         return [ImageSource((str(path),)) for path in find_images(self.folder, patterns=self.patterns).paths]

@@ -5,10 +5,11 @@ import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from typing_extensions import override
+
+from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.layouts import SourceList, list_sources, rule_of
 from lit_data.datasets.stripe_samples import ensure_stripe_samples
 from lit_data.errors import ConfigError, DataError
@@ -19,7 +20,7 @@ from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.files import DecodedFiles
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
-from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
+from lit_data.io.remote import Scope
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 
@@ -27,10 +28,9 @@ SAMPLE_MASKS = "test_masks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StripeFiles:
+class StripeFiles(SetFolder):
     """The files of a stripe set; the arguments are those of `StripeDataModule`."""
 
-    root: str | None
     layout: str
     channels: tuple[int, ...]
     files: Mapping[str, str] | None
@@ -40,10 +40,7 @@ class StripeFiles:
     read: ReadOptions
     on_bad: OnBad
     cache: str
-    cache_dir: str | None
     cache_bytes: int
-    samples: Mapping[str, Any]
-    remote: RemoteOptions
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -53,17 +50,7 @@ class StripeFiles:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
         if self.layout == "channels" and len(self.channels) != rule.stored:
             raise ConfigError(f"channels={list(self.channels)} must name three: target, ref1, ref2")
-        check_root(self.root)
-
-    @cached_property
-    def folder(self) -> Path:
-        """The root or its mirror; without one, the sample set; the first call makes what is not there."""
-        return self._root.folder if self.root else ensure_stripe_samples(self._cache / "samples", **self.samples)
-
-    def refresh(self) -> None:
-        """Bring the mirror of a root on a server up to date."""
-        if self.root:
-            self._root.refresh()
+        super().__post_init__()
 
     @property
     def store_folder(self) -> Path:
@@ -138,14 +125,15 @@ class StripeFiles:
         problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
         problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
 
-    @property
-    def _cache(self) -> Path:
-        return cache_folder(self.cache_dir)
+    @override
+    def _make_samples(self, folder: Path) -> Path:
+        return ensure_stripe_samples(folder, **self.samples)
 
-    @cached_property
-    def _root(self) -> Root:
+    @property
+    @override
+    def _scope(self) -> Scope:
         patterns = tuple((self.files or {}).values()) if rule_of(self.layout).roles else self.patterns
-        return Root(self.root or "", self._cache / "remote", self.remote, Scope.of_images(patterns, masks=self.masks))
+        return Scope.of_images(patterns, masks=self.masks)
 
     @property
     def mask_folder(self) -> Path | None:
@@ -159,11 +147,6 @@ class StripeFiles:
             return DecodedStore.build(sources, self.store_folder / part, decoder=decoder, on_bad=self.on_bad)
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
-
-
-def cache_folder(cache_dir: str | None) -> Path:
-    """Where lit_data keeps what it can make again: `cache_dir`, else LIT_DATA_CACHE, else ~/.cache/lit_data."""
-    return Path(cache_dir or os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data").expanduser()
 
 
 def _stem(path: str | Path) -> str:

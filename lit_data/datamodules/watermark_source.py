@@ -3,13 +3,14 @@
 import hashlib
 import os
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from lit_data.datamodules.stripe_files import cache_folder
+from typing_extensions import override
+
+from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.watermark_samples import ensure_watermark_samples
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.bank import ImageBank
@@ -19,7 +20,7 @@ from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.files import DecodedFiles
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
-from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
+from lit_data.io.remote import Scope
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 
@@ -27,20 +28,16 @@ CACHES: Final = ("store", "lru", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatermarkSource:
+class WatermarkSource(SetFolder):
     """The files of a watermark set; the arguments are those of `WatermarkDataModule`."""
 
-    root: str | None
     patterns: tuple[str, ...]
     masks: str | None
     mask_read: MaskOptions
     read: ReadOptions
     on_bad: OnBad
     cache: str
-    cache_dir: str | None
     cache_bytes: int
-    samples: Mapping[str, Any]
-    remote: RemoteOptions
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -49,17 +46,7 @@ class WatermarkSource:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
         if self.masks and not self.root:
             raise ConfigError("the drawn backgrounds have no masks: set data.root, or leave data.masks out")
-        check_root(self.root)
-
-    @cached_property
-    def folder(self) -> Path:
-        """The root or its mirror; without one, the drawn backgrounds; the first call makes what is not there."""
-        return self._root.folder if self.root else ensure_watermark_samples(self._cache / "samples", **self.samples)
-
-    def refresh(self) -> None:
-        """Bring the mirror of a root on a server up to date."""
-        if self.root:
-            self._root.refresh()
+        super().__post_init__()
 
     @property
     def mask_folder(self) -> Path | None:
@@ -107,14 +94,14 @@ class WatermarkSource:
         problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
         return {"images": len(images), "masks": len(masks)}
 
-    @property
-    def _cache(self) -> Path:
-        return cache_folder(self.cache_dir)
+    @override
+    def _make_samples(self, folder: Path) -> Path:
+        return ensure_watermark_samples(folder, **self.samples)
 
-    @cached_property
-    def _root(self) -> Root:
-        scope = Scope.of_images(self.patterns, masks=self.masks)
-        return Root(self.root or "", self._cache / "remote", self.remote, scope)
+    @property
+    @override
+    def _scope(self) -> Scope:
+        return Scope.of_images(self.patterns, masks=self.masks)
 
     def _list_images(self) -> list[ImageSource]:
         masks = self.mask_folder

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.cli import main
 from lit_data.commands import COMMANDS
 from lit_data.commands.compose import compose
 from lit_data.commands.locate import resolve_target
@@ -85,18 +84,6 @@ pytestmark = [
 ]
 
 Run = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    def call(*words: str) -> dict[str, Any]:
-        places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
-        assert main([*words, *places]) == 0
-        newest = max((tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
-        summary: dict[str, Any] = json.loads(newest.read_text())
-        return summary | {"folder": newest.parent}
-
-    return call
 
 
 def _real_data(experiment: str, folder: Path) -> list[str]:

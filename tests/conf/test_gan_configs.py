@@ -1,6 +1,5 @@
 """The experiments of generative models go all the way at toy size."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.cli import main
 from lit_data.commands.compose import compose
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -51,18 +49,6 @@ pytestmark = [
 ]
 
 Run = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    def call(*words: str) -> dict[str, Any]:
-        places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
-        assert main([*words, *places]) == 0
-        newest = max((tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
-        summary: dict[str, Any] = json.loads(newest.read_text())
-        return summary | {"folder": newest.parent}
-
-    return call
 
 
 def _find_data(experiment: str, folder: Path) -> list[str]:

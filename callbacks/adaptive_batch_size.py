@@ -23,6 +23,7 @@ from lit_data.callbacks.device_memory import open_gauge
 from lit_data.callbacks.logging_step import is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import ConfigError
+from lit_data.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,13 @@ class AdaptiveBatchSize(L.Callback):
     rate are those of a run that never failed. Batch norm sees pieces. Validation, test and prediction are split
     likewise, their outputs joined in order.
 
-    A module with manual optimisation runs each piece as a ``training_step`` of its own. On several ranks (DDP), each
+    Batches may be of any form that `lit_data.batch_form` can read: stacked tensors, lists with one entry for each
+    sample, dicts with ``batch_idx``, dataclasses. One that could be read in two ways is refused where it has to be
+    split; ``slice_batch(batch, start, stop)`` of the LightningModule or its datamodule, with ``count_samples(batch)``
+    where that is unclear too, cuts any other.
+
+    A module with manual optimisation runs each piece as a ``training_step`` of its own, and steps its optimizers as
+    often; a warning says so when it happens first. On several ranks (DDP), each
     finishes its gradient alone, then they meet; hooks that communicate within a step, such as
     ``self.log(..., on_step=True, sync_dist=True)``, would not find each other and are not supported.
 
@@ -166,6 +173,8 @@ class AdaptiveBatchSize(L.Callback):
 
     @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if self._replay is not None and self._replay.unclear and is_out_of_memory(exception):
+            exception.add_note(self._replay.unclear)
         self._uninstall()
 
     @override

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from lit_data.callbacks.device_memory import MemoryGauge, open_gauge
 from lit_data.callbacks.events import Event
+from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.logging_step import is_logging_step, log_metrics
 from lit_data.callbacks.timing.clock import CudaStepClock, Part, StepClock
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.seams import attach
 from lit_data.callbacks.timing.totals import Ended, StepTotals, Tally
-from lit_data.types import count_samples
 
 _MEASURED_STEPS: Final = 16
 """On CUDA, steps between two logging steps in which the device's clock is read; each costs about 50 us."""
@@ -112,7 +112,7 @@ class DataWaitMonitor(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
         seconds_s = self._clock.lap(self._batches)
-        samples = count_samples(batch)
+        samples = count_batch(trainer, batch)
         size = min(self._size or samples, samples)
         self._ended.append(Ended(self._batches, samples, seconds_s, size, self._failed, trainer.is_last_batch))
         self._batches, self._failed = self._batches + 1, False

@@ -142,7 +142,7 @@ class MemoryMonitor(L.Callback):
     def _see_batch(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._seen.append(see_batch(trainer, batch, batch_idx))
+        self._seen.append(see_batch(trainer, batch, batch_idx, dataloader_idx))
 
     on_validation_start = on_test_start = on_predict_start = _begin_evaluation
     on_validation_end = on_test_end = on_predict_end = _end_evaluation

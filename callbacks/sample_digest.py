@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.types import COUNT_SUFFIX, batch_tensors, count_samples
+from lit_data.batch_form import batch_tensors
+from lit_data.callbacks.loader_facts import count_batch
+from lit_data.types import COUNT_SUFFIX
 
 _MODULUS: Final = 2**256
 
@@ -40,7 +42,7 @@ class SampleDigest(L.Callback):
     ) -> None:
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
-        count = count_samples(batch)
+        count = count_batch(trainer, batch)
         fields = list(_split_fields(batch, count))
         digest = sum(_hash_sample([samples[sample] for samples in fields]) for sample in range(count))
         if trainer.world_size > 1:

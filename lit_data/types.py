@@ -5,7 +5,7 @@ Shape legend, used by every docstring:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -110,37 +110,3 @@ class HasPoses(Protocol):
     def poses(self) -> "torch.Tensor | None":
         """[V, 2] float32: (azimuth, elevation) of each view, in rad; none where objects have one image each."""
         ...
-
-
-def batch_tensors(batch: Any) -> "list[torch.Tensor]":  # noqa: ANN401 - any nesting of tensors
-    """The tensors of a batch of any nesting that have a batch dimension; dicts in the order of their keys."""
-    if isinstance(batch, Mapping):
-        return [tensor for key in sorted(batch) for tensor in batch_tensors(batch[key])]
-    if isinstance(batch, list | tuple):
-        return [tensor for part in batch for tensor in batch_tensors(part)]
-    return [batch] if getattr(batch, "ndim", 0) > 0 else []
-
-
-def count_samples(batch: Any) -> int:  # noqa: ANN401 - any nesting of tensors
-    """Samples in a batch of any nesting: the length of its first tensor that is not ragged."""
-    return _measure_first(batch) or 0
-
-
-def _measure_first(batch: Any) -> int | None:  # noqa: ANN401
-    if getattr(batch, "ndim", 0) > 0:
-        return int(batch.shape[0])
-    if isinstance(batch, Mapping):
-        for key in sorted(batch):  # most often the first one tells
-            length = None if f"{key}{COUNT_SUFFIX}" in batch else _measure_first(batch[key])
-            if length is not None:
-                return length
-        return None
-    if is_dataclass(batch) and not isinstance(batch, type):
-        batch = [getattr(batch, item.name) for item in fields(batch)]
-    elif not isinstance(batch, list | tuple):
-        return None
-    for part in batch:
-        length = _measure_first(part)
-        if length is not None:
-            return length
-    return None

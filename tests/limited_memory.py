@@ -18,8 +18,8 @@ import lightning as L
 import torch
 from torch import nn
 
+from lit_data.batch_form import count_samples
 from lit_data.callbacks.device_memory import MemoryReading
-from lit_data.types import count_samples
 
 Point = Literal[
     "transfer",  # the batch goes to the device
@@ -151,7 +151,7 @@ class Faults:
     def _enter(self, batch: Any, *rest: Any) -> None:
         if self._is_on():
             self._micro += 1
-            self.entered.append(count_samples(batch))
+            self.entered.append(count_samples(batch, stacked=True))
 
     def _enter_and_check(self, batch: Any, *rest: Any) -> None:
         self._enter(batch)

@@ -46,6 +46,7 @@ class ManualSteps:
         self._stepped: set[int] = set()  # optimizers, in the last training_step
         self._begun: set[int] = set()  # optimizers whose step is under way
         self._ever: set[int] = set()
+        self._warned = False
         self._snapshot: StepSnapshot | None = None
         self._parameters, self._parts = list(replay.module.parameters()), list(replay.module.modules())
         self._optimizers = [OptimizerSnapshot(optimizer) for optimizer in replay.trainer.optimizers]
@@ -84,8 +85,21 @@ class ManualSteps:
         logged.merge()
         kwargs[name] = batch
         hand.largest, hand.pieces = max(counts, default=0), len(counts)
+        self._warn_of_steps(hand)
         loop._output = merge_outputs(outputs, counts) if len(outputs) > 1 else loop._output
         return None
+
+    def _warn_of_steps(self, hand: Hand) -> None:
+        if hand.pieces > 1 and not self._warned:
+            self._warned = True
+            log.warning(
+                "batch %d went through in %d pieces, each a training_step of its own: with manual optimisation the "
+                "optimizers step %d times for this batch, on gradients of fewer samples, and learning rate and "
+                "schedules count these steps; a batch size that fits avoids it",
+                hand.index,
+                hand.pieces,
+                hand.pieces,
+            )
 
     def _try_piece(
         self, call: Callable[..., None], kwargs: dict[str, Any], logged: LoggedPieces, piece: tuple[int, int]

@@ -1,22 +1,19 @@
-"""Cut a batch of any structure into pieces along its first dimension, and put what a step returned together again."""
+"""Into which pieces a batch is cut, and how what a step returned of them is put together again."""
 
-import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_data.errors import ConfigError
+from lit_data.batch_form import like_mapping
 from lit_data.types import COUNT_SUFFIX
 
 Slicer = Callable[[Any, int, int], Any]
 """Called with a batch, the first sample of a piece and the one behind its last."""
-
-_HINT: Final = "give the LightningModule or its datamodule a method slice_batch(batch, start, stop)"
 
 
 def spread(samples: int, size: int) -> list[tuple[int, int]]:
@@ -29,38 +26,6 @@ def spread(samples: int, size: int) -> list[tuple[int, int]]:
     least, more = divmod(samples, pieces)
     ends = [least * piece + min(piece, more) for piece in range(pieces + 1)]  # larger ones first: errors show at once
     return list(itertools.pairwise(ends))
-
-
-def slice_batch(batch: Any, start: int, stop: int, samples: int) -> Any:  # noqa: ANN401 - any nesting
-    """Samples `start` to `stop` of a batch: views of its tensors, parts of its lists.
-
-    What has no first dimension (numbers, text, 0-dim tensors) goes into every piece. The items of a ragged field
-    ``boxes`` lie behind each other, and ``boxes_count`` says how many each sample has.
-
-    Args:
-        batch: Tensors, arrays and lists in mappings, sequences and dataclasses.
-        start: First sample.
-        stop: Behind the last sample.
-        samples: Of the whole batch.
-
-    Raises:
-        ConfigError: A part has another length.
-    """
-    if isinstance(batch, Mapping):
-        return _like(batch, {key: _slice_value(batch, key, start, stop, samples) for key in batch})
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {item.name: getattr(batch, item.name) for item in dataclasses.fields(batch) if item.init}
-        return dataclasses.replace(batch, **slice_batch(values, start, stop, samples))
-    if isinstance(batch, list | tuple) and not _is_column(batch, samples):
-        parts = [slice_batch(part, start, stop, samples) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    if isinstance(batch, list | tuple):
-        return batch[start:stop]
-    if not getattr(batch, "ndim", 0):
-        return batch
-    if len(batch) != samples:
-        raise ConfigError(f"a batch of {samples} samples cannot be split: a part has length {len(batch)}: {_HINT}")
-    return batch[start:stop]
 
 
 def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
@@ -79,7 +44,7 @@ def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa
         return outputs[-1]
     if isinstance(first, Mapping):
         keys = [key for key in first if all(key in output for output in outputs)]
-        return _like(first, {key: merge_outputs([output[key] for output in outputs], counts) for key in keys})
+        return like_mapping(first, {key: merge_outputs([output[key] for output in outputs], counts) for key in keys})
     if isinstance(first, list | tuple) and all(_has_parts(o, n) for o, n in zip(outputs, counts, strict=True)):
         parts = [merge_outputs(part, counts) for part in zip(*outputs, strict=False)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
@@ -121,31 +86,6 @@ def kind_of(batch: Any) -> Hashable:  # noqa: ANN401
             return None
         kind += name, value.shape[1:], value.dtype
     return tuple(kind) or None
-
-
-def _slice_value(batch: Mapping[Any, Any], key: Any, start: int, stop: int, samples: int) -> Any:  # noqa: ANN401
-    value, counts = batch[key], batch.get(f"{key}{COUNT_SUFFIX}", 0)
-    if not getattr(value, "ndim", 0) or getattr(counts, "ndim", 0) != 1 or int(counts.sum()) != len(value):
-        return slice_batch(value, start, stop, samples)
-    before = int(counts[:start].sum())
-    return value[before : before + int(counts[start:stop].sum())]
-
-
-def _like(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping of the same type where that is possible."""
-    if type(batch) is dict or not isinstance(batch, MutableMapping):
-        return values
-    like = copy.copy(batch)
-    like.clear()
-    like.update(values)
-    return like
-
-
-def _is_column(values: Sequence[Any], samples: int) -> bool:
-    """Whether a list holds one plain thing per sample, such as paths, and not several parts of the batch."""
-    return len(values) == samples and not any(
-        getattr(value, "ndim", 0) or isinstance(value, Mapping | list | tuple) for value in values
-    )
 
 
 def _has_parts(output: Sequence[Any], samples: int) -> bool:

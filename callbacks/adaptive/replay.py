@@ -7,23 +7,25 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import lightning as L
 import torch
 
+from lit_data.batch_form import HINT, batch_tensors, count_samples, slice_batch
 from lit_data.callbacks.adaptive.checks import check_share, check_size
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.messages import describe_batch_norm, describe_no_room
-from lit_data.callbacks.adaptive.pieces import describe_shapes, kind_of, slice_batch
+from lit_data.callbacks.adaptive.pieces import describe_shapes, kind_of
 from lit_data.callbacks.adaptive.seam import number_batch
 from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import TransferSnapshot
 from lit_data.callbacks.device_memory import MemoryGauge
 from lit_data.callbacks.events import Event, announce
+from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.out_of_memory import is_out_of_memory
-from lit_data.types import count_samples
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class Replay:
         searches: By stage and shapes.
         hand: The batch of the step under way.
         ooms: Out-of-memory errors so far.
+        unclear: Why a batch could not be counted, if one could not.
     """
 
     trainer: L.Trainer
@@ -83,12 +86,14 @@ class Replay:
     searches: dict[str, SizeSearch] = field(default_factory=dict)
     hand: Hand | None = None
     ooms: int = 0
+    unclear: str = ""
     _known: dict[Any, SizeSearch] = field(default_factory=dict)
 
     def take(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Around the transfer to the device: what will be split stays on the host until its pieces are needed."""
         self.hand = None
-        samples = count_samples(batch)
+        facts = read_loader(self.trainer, kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0))
+        samples = self._count(batch, facts)
         if not samples:
             return call(batch, *args, **kwargs)
         hand = self.hand = Hand(
@@ -97,7 +102,7 @@ class Replay:
             index=number_batch(self.trainer),
             search=self._search(batch, samples),
             move=lambda part: call(part, *args, **kwargs),
-            cut=self._cut,
+            cut=partial(self._cut, samples=samples, stacked=facts.stacked),
             restore_random=None,
             started_s=time.perf_counter(),
         )
@@ -209,6 +214,32 @@ class Replay:
         text = f"{hand.size} samples go through the model at once"
         announce(self.trainer, Event("batch_size", text, {"size": float(hand.size), "pieces": float(pieces)}))
 
+    def _count(self, batch: Any, facts: LoaderFacts) -> int:  # noqa: ANN401
+        """Samples of a batch, as the module or its datamodule counts them if one of them does; 0 without any.
+
+        Raises:
+            ConfigError: They cannot be told, and the batch is to be split.
+        """
+        count = self._method("count_samples")
+        samples = int(count(batch)) if count else count_samples(batch, facts.sizes, stacked=facts.stacked)
+        if samples or not (lengths := sorted({len(tensor) for tensor in batch_tensors(batch)})):
+            return samples
+        text = (
+            f"AdaptiveBatchSize cannot tell how many samples a {type(batch).__name__} holds, whose tensors have the "
+            f"lengths {', '.join(map(str, lengths))}: {HINT}, and count_samples(batch)"
+        )
+        if self.limits.initial is not None or self.limits.largest is not None:
+            raise ConfigError(text)
+        if not self.unclear:
+            log.warning("%s; until then a batch that runs out of memory ends the run", text)
+        self.unclear = text
+        return 0
+
+    def _method(self, name: str) -> Callable[..., Any] | None:
+        """A method that the module or its datamodule has for its own batches."""
+        owners = (self.module, getattr(self.trainer, "datamodule", None))
+        return next((method for owner in owners if callable(method := getattr(owner, name, None))), None)
+
     def _move(self, hand: Hand) -> Any:  # noqa: ANN401 - a batch
         try:
             return hand.move(hand.host)
@@ -240,10 +271,7 @@ class Replay:
             self.searches[key] = SizeSearch(first, smallest, largest)
         return self.searches[key]
 
-    def _cut(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401
+    def _cut(self, batch: Any, start: int, stop: int, *, samples: int, stacked: bool) -> Any:  # noqa: ANN401
         """A piece, as the module or its datamodule cuts it if one of them does."""
-        for owner in (self.module, getattr(self.trainer, "datamodule", None)):
-            method = getattr(owner, "slice_batch", None)
-            if callable(method):
-                return method(batch, start, stop)
-        return slice_batch(batch, start, stop, count_samples(batch))
+        cut = self._method("slice_batch")
+        return cut(batch, start, stop) if cut else slice_batch(batch, start, stop, samples, stacked=stacked)

@@ -5,6 +5,7 @@ import logging
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.memory.held_tensors import HeldTensor, find_tensors
 from lit_data.callbacks.memory.host_memory import format_bytes, read_rss_bytes, read_tree
 from lit_data.loading.machine import available_memory_bytes
@@ -31,21 +33,18 @@ class SeenBatch(NamedTuple):
     Attributes:
         stage: As Lightning calls it, such as ``train`` or ``validate``.
         number: Its number in the epoch.
+        samples: How many it has; 0 if that is not known.
         shapes: Shape and type of its first tensors.
     """
 
     stage: str
     number: int
+    samples: int
     shapes: Sequence[tuple[torch.Size, torch.dtype]]
-
-    @property
-    def samples(self) -> int:
-        """Length of the first tensor; 0 without one."""
-        return self.shapes[0][0][0] if self.shapes else 0
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{list(shape)} {_name(dtype)}" for shape, dtype in self.shapes)
-        return f"{self.stage} batch {self.number}: {self.samples} samples: {shapes or 'no tensors'}"
+        return f"{self.stage} batch {self.number}: {self.samples or 'unknown'} samples: {shapes or 'no tensors'}"
 
 
 class PostMortems:
@@ -88,11 +87,11 @@ class PostMortems:
         return path
 
 
-def see_batch(trainer: L.Trainer, batch: Any, index: int) -> SeenBatch:  # noqa: ANN401 - any nesting of tensors
-    """Note the shapes of the first 8 tensors of a batch; those without a batch dimension are left out."""
+def see_batch(trainer: L.Trainer, batch: Any, index: int, dataloader_idx: int = 0) -> SeenBatch:  # noqa: ANN401
+    """Note the samples and the shapes of the first 8 tensors of a batch; 0-dim tensors are left out."""
     shapes: list[tuple[torch.Size, torch.dtype]] = []
     _list_shapes(batch, shapes)
-    return SeenBatch(_name_stage(trainer), index, shapes)
+    return SeenBatch(_name_stage(trainer), index, count_batch(trainer, batch, dataloader_idx), shapes)
 
 
 def describe_failure(
@@ -139,13 +138,15 @@ def is_noted(error: BaseException | None) -> bool:
 
 
 def _list_shapes(batch: Any, found: list[tuple[torch.Size, torch.dtype]]) -> None:  # noqa: ANN401
-    """In the order of `lit_data.types.batch_tensors`, but only the first: a batch may hold thousands."""
+    """In the order of `lit_data.batch_form.batch_tensors`, but only the first: a batch may hold thousands."""
     if isinstance(batch, Tensor):
         if batch.ndim and len(found) < _MOST_SHAPES:
             found.append((batch.shape, batch.dtype))
         return
     if isinstance(batch, Mapping):
         batch = [batch[key] for key in sorted(batch, key=str)]
+    elif is_dataclass(batch):
+        batch = [getattr(batch, item.name) for item in fields(batch)]
     elif not isinstance(batch, list | tuple):
         return
     for part in batch:

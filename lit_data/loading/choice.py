@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,14 +79,16 @@ def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, worl
     for processes no more than fit into half of the available memory at 300 MiB each. Sets of fewer than 32 samples, and
     those whose whole epoch takes less than 0.1 s, stay in the main thread. Threads are taken where two of them are at
     least 1.3 times as fast as the main thread, otherwise processes; datasets that give single samples always get
-    processes, because Python code does not speed up with threads and may not be made for them.
+    processes, because Python code does not speed up with threads and may not be made for them. Where threads were
+    asked for and such a dataset draws from global generators, it gets processes too, and a warning.
     """
     micro = None if options.micro_batch_size == "auto" else options.micro_batch_size
     if options.worker_kind == "inline" or options.num_workers == 0:
         return Choice(kind="inline", workers=0, reason="as configured", micro_batch_size=micro)
     if options.worker_kind != "auto":
-        workers = _count_workers(options.worker_kind, options.num_workers, len(rows), world_size)
-        return Choice(kind=options.worker_kind, workers=workers, reason="as configured", micro_batch_size=micro)
+        kind, reason = _check_threads(rows, options.worker_kind)
+        workers = _count_workers(kind, options.num_workers, len(rows), world_size) if kind != "inline" else 0
+        return Choice(kind=kind, workers=workers, reason=reason, micro_batch_size=micro)
     choice = replace(_choose(rows, layout, options.num_workers, world_size), micro_batch_size=micro)
     log.info("loader: %s, %d workers: %s", choice.kind, choice.workers, choice.reason)
     return choice
@@ -99,6 +102,23 @@ def open_workers(rows: RowWriter, layout: Layout, choice: Choice, options: Loade
     if choice.kind == "thread":
         return ThreadWorkers(rows, choice.workers, options.timeout_s)
     return InlineWorkers(rows)
+
+
+def _check_threads(rows: RowWriter, kind: WorkerKind) -> tuple[WorkerKind, str]:
+    """Another kind of worker for a dataset whose samples would change from run to run in threads."""
+    if kind != "thread" or not isinstance(rows, SampleWriter):
+        return kind, "as configured"
+    rows.isolated = rows.probe()
+    if not rows.isolated:
+        return kind, "as configured"
+    instead: WorkerKind = "process" if hasattr(os, "memfd_create") else "inline"
+    log.warning(
+        "worker_kind=thread: %s draws from the global generators of torch, NumPy or random, which threads share with "
+        "training, so samples would change from run to run: worker_kind=%s is taken",
+        type(rows.dataset).__name__,
+        instead,
+    )
+    return instead, "the dataset draws from global generators, which threads share"
 
 
 def _choose(rows: RowWriter, layout: Layout, wanted: int | str, world_size: int) -> Choice:

@@ -196,6 +196,17 @@ def _close_all() -> None:
         workers.close()
 
 
+def _disown() -> None:
+    """In a forked process: torch's iterators belong to the parent, whose workers they would look after and end here."""
+    for workers in list(_open):
+        for iterator in workers._iterators:
+            iterator._shutdown = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
+
+
 def _end(owner: int, board: Board, processes: list[BaseProcess], iterators: list[Any], watch: Watch) -> None:
     if os.getpid() != owner:
         return  # a copy in a forked process

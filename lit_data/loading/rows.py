@@ -2,7 +2,7 @@
 
 from lit_data.errors import ConfigError
 from lit_data.loading.options import LoaderOptions
-from lit_data.loading.samples import MapStyle, SampleWriter
+from lit_data.loading.samples import Collate, MapStyle, SampleWriter
 from lit_data.types import RowWriter
 
 
@@ -20,12 +20,14 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
     return len(dataset)
 
 
-def as_rows(dataset: RowWriter | MapStyle, options: LoaderOptions) -> RowWriter:
+def as_rows(dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None) -> RowWriter:
     """The dataset, if it writes rows; else a writer of its samples.
 
     Raises:
-        ConfigError: Its samples cannot be put into a batch.
+        ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to do.
     """
-    if isinstance(dataset, RowWriter):
-        return dataset
-    return SampleWriter(dataset, seed=options.seed, isolated=options.worker_kind != "thread")
+    if not isinstance(dataset, RowWriter):
+        return SampleWriter(dataset, seed=options.seed, collate_fn=collate_fn)
+    if collate_fn is not None:
+        raise ConfigError(f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn")
+    return dataset

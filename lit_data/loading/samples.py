@@ -1,6 +1,7 @@
 """Any map-style dataset, written row by row like one that writes rows itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,11 @@ _VIEWED_AS: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int
 
 Value = Any
 """A sample or a part of one: any nesting of tensors, arrays, numbers and text."""
+
+Collate = Callable[[list[Value]], Any]
+"""What torch's DataLoader calls ``collate_fn``: a list of samples becomes a batch."""
+
+_PROBED: Final = 8
 
 
 class MapStyle(Protocol):
@@ -42,30 +48,31 @@ class SampleWriter:
     in torch); text and bytes become lists. All samples must have the structure and the shapes of sample 0.
 
     What a dataset draws from the global generators of torch, NumPy and `random` is made a pure function of
-    (seed, epoch, index): once the generators are seen to move, they are seeded before each ``__getitem__`` and put back
-    afterwards. Not with several threads, which share those generators, and not inside ``__getitems__``, which makes
-    many samples at once.
+    (seed, epoch, index): once the generators are seen to move, they are seeded before each sample and put back
+    afterwards, and ``__getitems__`` is asked for one sample at a time. Threads share those generators with each other
+    and with training, so `lit_data.loading.choice` gives no threads to a dataset that draws.
 
     Args:
         dataset: At least one sample.
         seed: 0 <= seed < 2**64.
-        isolated: Whether this process makes one sample at a time, so that generators can be seeded.
+        collate_fn: Makes a batch of a list of samples, which then may differ in size; by default they are stacked.
 
     Attributes:
-        fields: Shape and dtype of each value that is an array.
-        draws: Whether the dataset draws from global generators.
+        fields: Shape and dtype of each value that is an array; none where `collate_fn` makes the batches.
+        draws: Whether the dataset was seen to draw from global generators.
+        isolated: Whether this process makes one sample at a time, so that generators can be watched and seeded.
 
     Raises:
         ConfigError: Sample 0 holds something that cannot be put into a batch.
     """
 
-    def __init__(self, dataset: MapStyle, *, seed: int, isolated: bool) -> None:
-        self.dataset, self.seed, self.isolated = dataset, seed, isolated
+    def __init__(self, dataset: MapStyle, *, seed: int, collate_fn: Collate | None = None) -> None:
+        self.dataset, self.seed, self.collate_fn, self.isolated = dataset, seed, collate_fn, True
         self.fields: dict[str, FieldSpec] = {}
-        before = take_states()
-        self.structure = self._describe(dataset[0], "")
-        self.draws = not are_equal(before, take_states())
-        put_states(before)
+        with _unchanged_generators() as drawn:
+            first = dataset[0]
+        self.draws = drawn()
+        self.structure = self._describe(first, "") if collate_fn is None else Leaf("", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -81,11 +88,21 @@ class SampleWriter:
         if check:
             check()
 
+    def probe(self) -> bool:
+        """Whether the dataset draws from global generators, after a look at a few samples all over it."""
+        for index in np.linspace(0, len(self) - 1, min(len(self), _PROBED)).astype(np.int64).tolist():
+            if self.draws:
+                break
+            with _unchanged_generators() as drawn:
+                self.dataset[index]
+            self.draws = drawn()
+        return self.draws
+
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> dict[str, list[Any]]:
         """Write samples into the rows of a batch.
 
         Returns:
-            Text and bytes of the samples by name, which have no rows.
+            Text and bytes of the samples by name, which have no rows; a collated batch under the name ``""``.
 
         Raises:
             DataError: A sample is not like sample 0.
@@ -93,36 +110,39 @@ class SampleWriter:
         set_epoch: Callable[[int], None] | None = getattr(self.dataset, "set_epoch", None)
         if set_epoch:
             set_epoch(epoch)
+        samples = self._read(indices, epoch)
+        if self.collate_fn is not None:
+            return {"": [self.collate_fn(samples)]}
         texts: dict[str, list[Any]] = {}
-        self._fill(self.structure, self._read(indices, epoch), rows, texts)
+        self._fill(self.structure, samples, rows, texts)
         return texts
 
     def build(self, arrays: Batch, texts: Mapping[str, list[Any]]) -> Value:
-        """A batch in the structure of a sample."""
+        """A batch in the structure of a sample, or as `collate_fn` made it."""
+        if self.collate_fn is not None:
+            return texts[""][0]
         return _build(self.structure, arrays, texts)
 
     def _read(self, indices: NDArray[np.int64], epoch: int) -> list[Value]:
-        read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
-        if read_many:
-            return list(read_many(indices.tolist()))
-        if self.isolated and not self.draws:
-            before = take_states()
-            samples = [self.dataset[index] for index in indices.tolist()]
-            if are_equal(before, take_states()):
-                return samples
-            self.draws = True  # these samples were drawn from whatever was there: read them again
-            put_states(before)
         if not self.isolated:
-            return [self.dataset[index] for index in indices.tolist()]
-        return self._read_seeded(indices, epoch)
+            return self._ask(indices.tolist())
+        with _unchanged_generators() as drawn:
+            samples = [] if self.draws else self._ask(indices.tolist())
+            if not self.draws and not drawn():
+                return samples
+            self.draws = True  # samples drawn from whatever was there are read again
+            return self._read_seeded(indices, epoch)
 
     def _read_seeded(self, indices: NDArray[np.int64], epoch: int) -> list[Value]:
-        samples, before = [], take_states()
+        samples = []
         for index, words in zip(indices.tolist(), random_words(self.seed, Stream.USER, indices, epoch, 2), strict=True):
             seed_generators(words)
-            samples.append(self.dataset[index])
-        put_states(before)
+            samples += self._ask([index])
         return samples
+
+    def _ask(self, indices: list[int]) -> list[Value]:
+        read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        return list(read_many(indices)) if read_many else [self.dataset[index] for index in indices]
 
     def _describe(self, value: Value, name: str) -> Value:
         if isinstance(value, Mapping):
@@ -153,6 +173,16 @@ class SampleWriter:
             self._fill(structure[key], [part[key] for part in parts], rows, texts)
 
 
+@contextmanager
+def _unchanged_generators() -> Iterator[Callable[[], bool]]:
+    """Put the global generators back at the end; gives a function that says whether they moved so far."""
+    before = take_states()
+    try:
+        yield lambda: not are_equal(before, take_states())
+    finally:
+        put_states(before)
+
+
 def _check_form(structure: Value, parts: list[Value]) -> None:
     if isinstance(structure, dict):
         keys = structure.keys()
@@ -166,14 +196,16 @@ def _check_form(structure: Value, parts: list[Value]) -> None:
 def _fill_leaf(leaf: Leaf, parts: list[Value], target: Array) -> None:
     """Write a value of several samples: at once where all are tensors or numbers, otherwise one by one."""
     try:
-        if isinstance(parts[0], torch.Tensor):
-            rows = torch.from_numpy(target)
+        if all(isinstance(part, torch.Tensor) and part.shape == target.shape[1:] for part in parts):
+            rows = torch.from_numpy(target)  # of their shape, for `stack` would resize it
             with torch.no_grad():
                 torch.stack(parts, out=rows if leaf.dtype is None else rows.view(leaf.dtype))
             return
         if not target.shape[1:]:
-            target[:] = _cast(np.asarray(parts), leaf, target)
-            return
+            values = _cast(np.asarray(parts), leaf, target)
+            if values.shape == target.shape:  # else one of them is no number
+                target[:] = values
+                return
     except (RuntimeError, TypeError, ValueError):
         pass  # they differ: the loop finds out in what
     for row, part in enumerate(parts):
@@ -188,7 +220,7 @@ def _write_leaf(leaf: Leaf, value: Value, target: Array, row: int) -> None:
     if array.shape != target.shape[1:]:
         raise DataError(
             f"{_name(leaf)} has shape {list(array.shape)} and that of sample 0 has {list(target.shape[1:])}: crop or "
-            "pad the samples to one shape"
+            "pad the samples to one shape, or give MicroBatchLoader(collate_fn=list) and take lists of samples"
         )
     target[row] = _cast(array, leaf, target)
 
@@ -202,7 +234,8 @@ def _cast(array: Array, leaf: Leaf, target: Array) -> Array:
 
 
 def _name(leaf: Leaf) -> str:
-    return leaf.name.lstrip(".") or "a sample"
+    name = leaf.name.lstrip(".")
+    return f"part {name} of a sample" if name[:1].isdigit() else name or "a sample"
 
 
 def _as_tensor(value: Value, name: str) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What a worker is told, what it does, and how its faults come back."""
 
+import io
 import pickle
 import traceback
 from collections.abc import Callable, Mapping
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lit_data.errors import DataError, LitDataError
@@ -88,10 +90,17 @@ def check_crossing(answer: Texts | Failure) -> Texts | Failure:
     if isinstance(answer, Failure):
         return answer.packed()
     try:
-        pickle.dumps(answer)
+        _Checker(io.BytesIO()).dump(answer)
     except Exception as error:
-        return Failure(None, f"{error!r}: text of a sample cannot be sent to the main process", "a sample")
+        return Failure(None, f"{error!r}: a part of a sample cannot be sent to the main process", "a sample")
     return answer
+
+
+class _Checker(pickle.Pickler):
+    """Tries to pickle, without a copy of tensors, which cross through shared memory."""
+
+    def persistent_id(self, value: object) -> str | None:
+        return "tensor" if isinstance(value, torch.Tensor) else None
 
 
 def describe_samples(dataset: object, indices: NDArray[np.int64]) -> str:

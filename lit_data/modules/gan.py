@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lit_data.batch_form import count_samples
 from lit_data.errors import ConfigError
 from lit_data.modules.gan_conditions import RayPatches, Use
 from lit_data.modules.gan_generator import GeneratorModule, check_net
@@ -16,7 +17,7 @@ from lit_data.modules.gan_losses import LOSSES, GANLoss
 from lit_data.modules.gan_nets import ConvDiscriminator, ConvGenerator
 from lit_data.modules.gan_step import Part, PartDraws, learn, make_fakes, penalise
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
-from lit_data.types import Batch, count_samples
+from lit_data.types import Batch
 
 Order = Literal["alternating", "simultaneous"]
 

@@ -8,8 +8,9 @@ import lightning as L
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.batch_form import count_samples
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
-from lit_data.types import Batch, count_samples
+from lit_data.types import Batch
 
 
 class ScoredModule(L.LightningModule):

@@ -1,8 +1,6 @@
 import itertools
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.callbacks.adaptive.pieces import describe_shapes, mean, merge_outputs, slice_batch, spread
-from lit_data.errors import ConfigError
-from lit_data.types import count_samples
+from lit_data.callbacks.adaptive.pieces import describe_shapes, mean, merge_outputs, spread
 
 
 class Pair(NamedTuple):
@@ -66,147 +62,6 @@ def test_pieces_of_every_number_and_size() -> None:
 def test_no_piece_of_one_sample_where_there_can_be_more(size: int) -> None:
     for samples in range(size + 1, 20 * size, size):  # a remainder of one
         assert min(stop - start for start, stop in spread(samples, size)) >= (2 if size > 2 or samples % 2 == 0 else 1)
-
-
-BATCHES = {
-    "tensor": lambda: _counting(5, 2),
-    "dict": lambda: {"image": _counting(5, 2), "label": _counting(5)},
-    "ordered": lambda: OrderedDict(b=_counting(5), a=_counting(5, 1)),
-    "default": lambda: defaultdict(list, image=_counting(5, 2)),
-    "list": lambda: [_counting(5, 2), _counting(5)],
-    "tuple": lambda: (_counting(5, 2), _counting(5)),
-    "namedtuple": lambda: Pair(_counting(5, 2), _counting(5)),
-    "dataclass": lambda: Sample(_counting(5, 2), list("abcde")),
-    "array": lambda: np.arange(5),
-    "arrays": lambda: [np.arange(5), np.zeros((5, 3))],
-    "nested": lambda: {"views": [_counting(5, 2), {"deep": (_counting(5),)}], "paths": [Path(c) for c in "abcde"]},
-    "empty parts": lambda: {"image": _counting(5), "nothing": None, "list": [], "dict": {}},
-}
-
-
-def _flatten(batch: Any) -> list[Any]:
-    """What a batch holds for each sample, in order."""
-    if isinstance(batch, Tensor | np.ndarray):
-        return [batch.tolist()]
-    if isinstance(batch, Sample):
-        return [batch.images.tolist(), batch.names]
-    if isinstance(batch, dict):
-        return [found for part in batch.values() for found in _flatten(part)]
-    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Path):
-        return [batch]
-    return [found for part in batch for found in _flatten(part)] if isinstance(batch, list | tuple) else []
-
-
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("size", range(1, 7))
-def test_pieces_hold_every_sample_once_and_in_order(name: str, size: int) -> None:
-    batch = BATCHES[name]()
-    pieces = [slice_batch(batch, start, stop, 5) for start, stop in spread(5, size)]
-    assert {type(piece) for piece in pieces} == {type(batch)}
-    columns = zip(*map(_flatten, pieces), strict=True)
-    assert [[item for part in column for item in part] for column in columns] == _flatten(batch)
-
-
-def test_the_number_of_samples_is_that_of_the_pieces() -> None:
-    for name in BATCHES:
-        assert count_samples(BATCHES[name]()) == 5, name
-        assert count_samples(slice_batch(BATCHES[name](), 1, 3, 5)) == 2, name
-
-
-def test_pieces_are_views_and_a_batch_stays_as_it_is() -> None:
-    batch = {"image": _counting(4, 3), "array": np.arange(4), "path": ["a", "b", "c", "d"]}
-    piece = slice_batch(batch, 1, 3, 4)
-    assert piece["image"].data_ptr() == batch["image"][1].data_ptr()
-    assert np.shares_memory(piece["array"], batch["array"])
-    assert piece["path"] == ["b", "c"]
-    assert (len(batch["image"]), len(batch["path"])) == (4, 4)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [3, 0.5, "text", b"bytes", None, True, Path("a"), torch.tensor(2.0), np.float32(1), np.array(3), [], {}, ()],
-    ids=repr,
-)
-def test_what_belongs_to_the_whole_batch_goes_into_every_piece(value: Any) -> None:
-    piece = slice_batch({"image": _counting(4), "value": value}, 1, 2, 4)
-    assert piece["value"] is value or piece["value"] == value
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (["a", "b", "c", "d"], ["b", "c"]),
-        (("a", "b", "c", "d"), ("b", "c")),
-        ([1, 2, 3, 4], [2, 3]),
-        ([None, "b", 3, 4.0], ["b", 3]),
-        ([torch.tensor(n) for n in range(4)], [torch.tensor(1), torch.tensor(2)]),
-        # another length: no entry for each sample
-        (["red", "green"], ["red", "green"]),
-    ],
-    ids=str,
-)
-def test_lists_of_plain_things(values: Any, expected: Any) -> None:
-    assert slice_batch({"image": _counting(4), "values": values}, 1, 3, 4)["values"] == expected
-
-
-def test_two_parts_of_two_samples_are_parts() -> None:
-    assert [part.tolist() for part in slice_batch([_counting(2), _counting(2)], 1, 2, 2)] == [[1], [1]]
-    assert [part.tolist() for part in slice_batch([np.arange(2), np.arange(2)], 1, 2, 2)] == [[1], [1]]
-
-
-@pytest.mark.parametrize("array", [torch.tensor, np.array])
-@pytest.mark.parametrize("counts", [[2, 0, 3, 1], [0, 0, 6, 0], [0, 0, 0, 0], [1, 1, 1, 1], [6, 0, 0, 0]])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_ragged_fields_keep_their_items(counts: list[int], size: int, array: Any) -> None:
-    owner = np.repeat(np.arange(4), counts)
-    batch = {"boxes": array(owner.reshape(-1, 1) * [1, 1]), "boxes_count": array(counts), "image": _counting(4)}
-    assert count_samples(batch) == 4
-    for start, stop in spread(4, size):
-        piece = slice_batch(batch, start, stop, 4)
-        assert piece["boxes_count"].tolist() == counts[start:stop]
-        assert piece["boxes"].tolist() == [[row, row] for row in owner if start <= row < stop]
-        assert piece["image"].tolist() == list(range(start, stop))
-
-
-def test_a_number_of_cells_beside_images_of_cells_is_not_ragged() -> None:
-    batch = {"cells": _counting(4, 2), "cells_count": torch.tensor([9, 0, 3, 5])}
-    piece = slice_batch(batch, 1, 3, 4)
-    assert (piece["cells"][:, 0].tolist(), piece["cells_count"].tolist()) == ([1, 2], [0, 3])
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"image": _counting(4), "anchors": _counting(7)},
-        [_counting(4), [_counting(3)]],
-        (_counting(4), np.arange(5)),
-        Sample(_counting(3), []),
-        {"boxes": _counting(7), "boxes_count": torch.tensor([1, 2, 3, 0])},  # 6 of 7
-        {"image": _counting(4), "targets": [{"boxes": _counting(2)}] * 4},
-    ],
-    ids=str,
-)
-def test_a_part_of_another_length_is_refused(batch: Any) -> None:
-    message = (
-        r"a batch of 4 samples cannot be split: a part has length [23757]: give the LightningModule or its datamodule "
-        r"a method slice_batch\(batch, start, stop\)"
-    )
-    with pytest.raises(ConfigError, match=message):
-        slice_batch(batch, 0, 2, 4)
-
-
-def test_a_mapping_that_cannot_change_becomes_a_dict() -> None:
-    assert slice_batch(MappingProxyType({"a": [1, 2, 3]}), 0, 2, 3) == {"a": [1, 2]}
-
-
-def test_a_mapping_keeps_its_attributes() -> None:
-    class Batch(dict[str, Any]):
-        source = "nowhere"
-
-    batch = Batch(image=_counting(3))
-    batch.source = "camera"
-    piece = slice_batch(batch, 0, 2, 3)
-    assert (type(piece), piece.source, len(piece["image"]), len(batch["image"])) == (Batch, "camera", 2, 3)
 
 
 OUTPUTS = {

@@ -47,6 +47,7 @@ def _trainer(module: nn.Module | None = None, optimizers: Any = (), device: torc
         global_step=12,
         current_epoch=3,
         state=SimpleNamespace(stage=RunningStage.TRAINING),
+        train_dataloader=None,
     )
 
 
@@ -219,9 +220,12 @@ def test_an_error_is_known_again_and_so_is_what_it_caused() -> None:
     [
         (torch.ones(4, 2), "4 samples: [4, 2] float32"),
         ([torch.ones(3, dtype=torch.uint8), ("a", torch.tensor(1))], "3 samples: [3] uint8"),
-        ({"b": torch.ones(2, 1), "a": torch.ones(5, dtype=torch.bool), 1: None}, "5 samples: [5] bool, [2, 1] float32"),
-        ("text", "0 samples: no tensors"),
-        ([torch.ones(1)] * 1000, "1 samples: " + ", ".join(["[1] float32"] * 8)),
+        (
+            {"b": torch.ones(2, 1), "a": torch.ones(5, dtype=torch.bool), 1: None},
+            "unknown samples: [5] bool, [2, 1] float32",
+        ),
+        ("text", "unknown samples: no tensors"),
+        ([torch.ones(1)] * 1000, "1000 samples: " + ", ".join(["[1] float32"] * 8)),
     ],
 )
 def test_of_a_batch_only_the_shapes_are_kept(batch: Any, text: str) -> None:

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.trainer.states import RunningStage
 
 from lit_data.callbacks import SampleDigest
 
-ALONE: Any = SimpleNamespace(world_size=1)
+RUNS: Any = {"state": SimpleNamespace(stage=RunningStage.TRAINING), "train_dataloader": None}
+ALONE: Any = SimpleNamespace(world_size=1, **RUNS)
 
 
 def _feed(batches: list[Any], trainer: Any = ALONE, **options: Any) -> SampleDigest:
@@ -69,7 +71,9 @@ def test_boxes_and_voxels_are_hashed_with_their_sample_whatever_its_row() -> Non
         assert _feed([cut(0, 12)]).summary() != whole
         changed[7, -1] -= 1e-6
     flat = cut(0, 12)
-    assert _feed([(flat["image"], flat["boxes"])]).summary() == _feed([images]).summary()
+    loader = SimpleNamespace(batch_size=12, sampler=range(12))  # else nobody knows which of the two are samples
+    known = SimpleNamespace(**vars(ALONE) | {"train_dataloader": loader})
+    assert _feed([(flat["image"], flat["boxes"])], known).summary() == _feed([images]).summary()
 
 
 def test_hashing_stops_at_its_bound() -> None:
@@ -82,7 +86,7 @@ def test_hashing_stops_at_its_bound() -> None:
 def test_the_bound_is_that_of_all_ranks_together() -> None:
     strategy = SimpleNamespace(root_device="cpu", reduce=lambda mine, reduce_op: 2 * mine)  # the other has the same
     batches = list(_samples().split(4))
-    both = _feed(batches, SimpleNamespace(world_size=2, strategy=strategy), max_samples=8)
+    both = _feed(batches, SimpleNamespace(world_size=2, strategy=strategy, **RUNS), max_samples=8)
     assert both.summary() == _feed([batches[0], batches[0]]).summary()
 
 

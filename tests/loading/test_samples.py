@@ -200,7 +200,7 @@ def test_samples_of_another_form_are_named(make: Any, message: str, kind: dict[s
 )
 def test_what_cannot_be_put_into_a_batch_is_refused(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SampleWriter(Made(lambda index: value), seed=0, isolated=True)
+        SampleWriter(Made(lambda index: value), seed=0)
 
 
 def test_structures_are_those_of_default_collate() -> None:

@@ -364,7 +364,7 @@ class BadText(Faulty):
 
 
 def test_text_that_cannot_be_sent_is_refused_and_does_not_hang(open_loader: Open) -> None:
-    with pytest.raises(DataError, match=r"text of a sample cannot be sent to the main process"):
+    with pytest.raises(DataError, match=r"a part of a sample cannot be sent to the main process"):
         list(open_loader(BadText(), timeout_s=20))
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.rows import OURS, Row
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import Batch, count_samples
+from lit_data.types import Batch
 
 Step = Callable[[Batch], Batch]
 

@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 from rich.table import Table
 
+from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.gan_meter import Bench
 from lit_data.commands.benchmarks.gan_ways import NAMES, Way, list_ways
 from lit_data.commands.benchmarks.lines import format_number, show_table, write_lines
@@ -21,7 +22,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.io.progress import track
 from lit_data.modules import GANModule
-from lit_data.types import Batch, count_samples
+from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
 

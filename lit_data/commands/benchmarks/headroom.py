@@ -11,12 +11,12 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from omegaconf import DictConfig
 from typing_extensions import override
 
+from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.session import build_datamodule, build_model, build_trainer
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
 from lit_data.loading.clock import read_clock
-from lit_data.types import count_samples
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -12,12 +12,13 @@ from statistics import fmean, median, pstdev
 import psutil
 import torch
 
+from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.feeds import Lane, open_feed
 from lit_data.commands.benchmarks.rows import Row
 from lit_data.errors import DataError, LitDataError
 from lit_data.io.progress import track
 from lit_data.loading.clock import read_clock
-from lit_data.types import Batch, count_samples
+from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
 

@@ -39,9 +39,14 @@ def read_loader(trainer: L.Trainer, dataloader_idx: int = 0) -> LoaderFacts:
 
 
 def count_batch(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> int:  # noqa: ANN401 - any form
-    """Samples of the batch that a callback was given; 0 where they cannot be told."""
+    """Samples of the batch that a callback was given, in the form that its datamodule has given it.
+
+    Returns:
+        The number; 0 where it cannot be told.
+    """
     facts = read_loader(trainer, dataloader_idx)
-    return count_samples(batch, facts.sizes, stacked=facts.stacked)
+    stacked = facts.stacked and getattr(getattr(trainer, "datamodule", None), "stacks_samples", True)
+    return count_samples(batch, facts.sizes, stacked=stacked)
 
 
 def _find_loader(trainer: L.Trainer, dataloader_idx: int) -> object:
@@ -49,12 +54,11 @@ def _find_loader(trainer: L.Trainer, dataloader_idx: int) -> object:
     stage = trainer.state.stage
     if stage == RunningStage.TRAINING:
         return trainer.train_dataloader
-    loaders: Any = {
-        RunningStage.SANITY_CHECKING: trainer.val_dataloaders,
-        RunningStage.VALIDATING: trainer.val_dataloaders,
-        RunningStage.TESTING: trainer.test_dataloaders,
-        RunningStage.PREDICTING: trainer.predict_dataloaders,
-    }.get(stage)
+    loaders: Any = None
+    if stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING):
+        loaders = trainer.val_dataloaders
+    elif stage is not None:
+        loaders = trainer.test_dataloaders if stage == RunningStage.TESTING else trainer.predict_dataloaders
     several = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
     if not isinstance(several, list | tuple):
         return several

@@ -8,7 +8,7 @@ decides, and what cannot be told apart is refused, never guessed.
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Final
@@ -148,10 +148,11 @@ class _Cut:
             return parts[self.start : self.stop]
         below = _has_apart(parts, self.stacked)
         pieces = [self.part(part, apart=below) for part in parts]
-        return type(parts)(*pieces) if hasattr(parts, "_fields") else type(parts)(pieces)
+        make: Any = type(parts)
+        return make(*pieces) if hasattr(parts, "_fields") else make(pieces)
 
 
-def _lengths(value: Any, stacked: bool, *, strict: bool = True) -> Set[int]:  # noqa: ANN401
+def _lengths(value: Any, stacked: bool, *, strict: bool = True) -> set[int]:  # noqa: ANN401
     """The numbers of samples that a part may be said to have; empty if it says nothing.
 
     Where entries of a list differ in length, they are taken for samples, unless `strict` is off: then for fields too,
@@ -172,7 +173,7 @@ def _lengths(value: Any, stacked: bool, *, strict: bool = True) -> Set[int]:  # 
     return outer | _inner_lengths(value, stacked, strict=strict and bool(outer))
 
 
-def _inner_lengths(parts: Sequence[Any], stacked: bool, *, strict: bool = True) -> Set[int]:
+def _inner_lengths(parts: Sequence[Any], stacked: bool, *, strict: bool = True) -> set[int]:
     """Numbers of samples if the parts are fields: those on which all agree, if there is one."""
     if len(parts) > _MOST_FIELDS:
         return set()
@@ -191,7 +192,7 @@ def _count_by(batch: Mapping[Any, Any]) -> list[Any]:
     return images or [part for key, part in batch.items() if key != _OWNER and key not in _OBJECTS]
 
 
-def _agree(found: Iterable[Set[int]], *, strict: bool = False) -> Set[int]:
+def _agree(found: Iterable[set[int]], *, strict: bool = False) -> set[int]:
     """The numbers that all have; without one, all of them, or none if `strict`."""
     told = [lengths for lengths in found if lengths]
     every = set[int]().union(*told)
@@ -243,13 +244,14 @@ def _is_whole(value: Any) -> bool:  # noqa: ANN401
     if isinstance(value, _PLAIN):
         return True
     if hasattr(value, "ndim"):
-        return value.ndim == 0
+        return bool(value.ndim == 0)
     return not isinstance(value, Mapping | list | tuple) and not _is_record(value) and _length(value) < 0
 
 
 def _length(value: Any) -> int:  # noqa: ANN401
     """Entries of what can be cut by [start:stop]; -1 for anything else."""
-    return len(value) if hasattr(value, "__len__") and hasattr(value, "__getitem__") else -1
+    has_length = hasattr(value, "__len__") and hasattr(value, "__getitem__") and getattr(value, "ndim", 1) > 0
+    return len(value) if has_length else -1
 
 
 def _is_record(value: Any) -> bool:  # noqa: ANN401

@@ -38,7 +38,7 @@ OUTSIDE = [
     },
     {"torch", "torchao", "onnxruntime"},
     {"kornia"},
-    {"lightning", "torchmetrics", "packaging"},
+    {"lightning", "torchmetrics", "packaging", "anomalib"},
     {"hydra", "omegaconf", "matplotlib", "yaml"},
 ]
 """What each layer may import beside the layers below it."""
@@ -61,6 +61,7 @@ INSIDE_FUNCTIONS_ONLY = {
     "onnxruntime",
     "fsspec",
     "aiohttp",
+    "anomalib",
 }
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_data.datamodules.batch_format import BatchFormat, check_format, format_batch
+from lit_data.datamodules.batch_format import BatchFormat, check_format, format_batch, gives_fields
 from lit_data.datamodules.hook_chain import HookChain
 from lit_data.datamodules.inspection import Inspection
 from lit_data.datamodules.packages import check_package
@@ -46,7 +46,8 @@ class BaseDataModule(L.LightningDataModule):
 
     Args:
         loader: Batch size, workers, seed.
-        batch_format: `dict`, a mapping of new key to our key, or a sequence of keys for a tuple.
+        batch_format: `dict`, a preset, a mapping of new key to our key, a sequence of keys for a tuple, or a function
+            of our batch; see `lit_data.datamodules.batch_format`.
 
     Raises:
         ConfigError: The format names unknown keys.
@@ -166,6 +167,11 @@ class BaseDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next training loader go on where the checkpoint was saved, also inside an epoch."""
         self._resumed = state_dict.get("train_loader")
+
+    @property
+    def stacks_samples(self) -> bool:
+        """Whether no list of a batch has one entry for each sample, as `batch_format` may make it."""
+        return gives_fields(self.batch_format)
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """For each stage that was read: which workers its loader has, and why."""

@@ -1,15 +1,24 @@
 """The shape in which a batch reaches a module that already exists."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lit_data.errors import ConfigError
-from lit_data.types import Batch
+from lit_data.types import COUNT_SUFFIX, Batch
 
-BatchFormat = str | Mapping[str, str] | Sequence[str]
-"""`dict`, a mapping of new key to our key, or a sequence of our keys for a tuple in that order."""
+BatchFormat = str | Mapping[str, str] | Sequence[str] | Callable[[Batch], Any]
+"""`dict`; `classes`, `anomalib` (batches with masks), `torchvision` or `ultralytics` (batches with boxes); a mapping of
+new key to our key; a sequence of our keys for a tuple in that order; or a function of our batch."""
+
+
+class _Preset(NamedTuple):
+    make: Callable[[Batch], Any]
+    needs: str
+    """A key of the batch without which there is nothing to make it of."""
+    gives_dict: bool
 
 
 def check_format(batch_format: BatchFormat, keys: Sequence[str], channels: Mapping[str, int]) -> None:
@@ -21,11 +30,18 @@ def check_format(batch_format: BatchFormat, keys: Sequence[str], channels: Mappi
         channels: Names of single channels of ``image``, usable like keys.
 
     Raises:
-        ConfigError: The format is none of the three, or a key is unknown.
+        ConfigError: The format is unknown, or a key is.
     """
+    if callable(batch_format):
+        return
     if isinstance(batch_format, str):
-        if batch_format != "dict":
-            raise ConfigError(f"batch_format={batch_format!r} is unknown: choose dict, a mapping or a sequence of keys")
+        known = ["dict", *(name for name, preset in _PRESETS.items() if preset.needs in keys)]
+        known += ["yolo"] if "boxes" in keys else []  # which `DetectionDataModule` spells out
+        if batch_format not in known:
+            raise ConfigError(
+                f"batch_format={batch_format!r} is unknown here: choose {', '.join(known)}, a mapping, a sequence of "
+                "keys or a function"
+            )
         return
     wanted = batch_format.values() if isinstance(batch_format, Mapping) else batch_format
     unknown = [key for key in wanted if key not in keys and key not in channels]
@@ -33,8 +49,20 @@ def check_format(batch_format: BatchFormat, keys: Sequence[str], channels: Mappi
         raise ConfigError(f"batch_format names unknown keys {unknown}: choose from {[*keys, *channels]}")
 
 
+def gives_dict(batch_format: BatchFormat) -> bool:
+    """Whether batches of a format are dicts, so that a hook of the module can add keys."""
+    if isinstance(batch_format, str):
+        return batch_format == "dict" or _PRESETS[batch_format].gives_dict
+    return isinstance(batch_format, Mapping)
+
+
+def gives_fields(batch_format: BatchFormat) -> bool:
+    """Whether each tensor of a formatted batch holds all its samples, and no list one entry for each."""
+    return batch_format != "torchvision" and not callable(batch_format)
+
+
 def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str, int]) -> Any:  # noqa: ANN401
-    """Give a batch the shape that the module wants; no tensor is copied.
+    """Give a batch the shape that the module wants; only masks of `classes` and boxes are copied.
 
     Args:
         batch: Our dict of tensors.
@@ -42,13 +70,80 @@ def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str,
         channels: For each channel name its number in ``image``; such a key gives [B, 1, H, W].
 
     Returns:
-        The batch itself, a dict with renamed keys, or a tuple. A mask that the stage does not have is left out.
+        The batch itself; a dict with renamed keys; a tuple; or what the preset or function makes. A mask that the
+        stage does not have is left out.
     """
     if isinstance(batch_format, str):
-        return batch
+        return batch if batch_format == "dict" else _PRESETS[batch_format].make(batch)
+    if callable(batch_format):
+        return batch_format(batch)
     if isinstance(batch_format, Mapping):
         return {new: _pick(batch, key, channels) for new, key in batch_format.items() if _has(batch, key, channels)}
     return tuple(_pick(batch, key, channels) for key in batch_format if _has(batch, key, channels))
+
+
+def to_classes(batch: Batch) -> Batch:
+    """Our batch with ``mask`` [B, H, W] int64, numbers of classes, as cross entropy and torchgeo's tasks take it."""
+    return batch | ({"mask": batch["mask"][:, 0].long()} if "mask" in batch else {})
+
+
+def to_torchvision(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Images and targets as torchvision's detectors take them.
+
+    Returns:
+        Images [C, H, W], and for each a dict of ``boxes`` [N, 4] float32 (left, top, right, bottom) px, ``labels`` [N]
+        int64, where class 0 is 1, because 0 is the background, and ``image_id`` [1] int64.
+    """
+    images, boxes = batch["image"], batch["boxes"]
+    height, width = images.shape[2:]
+    size = torch.tensor([width, height] * 2, dtype=boxes.dtype, device=boxes.device)
+    middle, half = boxes[:, 2:4], boxes[:, 4:6] / 2
+    corners, labels = torch.cat((middle - half, middle + half), dim=1) * size, boxes[:, 1].long() + 1
+    counts = batch["boxes" + COUNT_SUFFIX].tolist()
+    parts = zip(corners.split(counts), labels.split(counts), batch["image_index"].split(1), strict=True)
+    return list(images), [{"boxes": box, "labels": label, "image_id": image} for box, label, image in parts]
+
+
+def to_ultralytics(batch: Batch) -> dict[str, Any]:
+    """The dict of Ultralytics' v8 losses.
+
+    Returns:
+        ``img`` [B, 3, H, W] float32 in 0..1, ``cls`` [N, 1], ``bboxes`` [N, 4] (cx, cy, w, h) in shares of W and H and
+        ``batch_idx`` [N], the image of each box, all float32; ``im_file``, B paths, and ``ori_shape``, B pairs of px.
+    """
+    boxes = batch["boxes"]
+    return {
+        "img": batch["image"],
+        "cls": boxes[:, 1:2],
+        "bboxes": boxes[:, 2:6],
+        "batch_idx": boxes[:, 0],
+        "im_file": list(map(str, batch["path"])),
+        "ori_shape": tuple(map(tuple, batch["shape"].tolist())),
+    }
+
+
+def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
+    """Anomalib's ``ImageBatch``: ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label`` [B] bool.
+
+    Raises:
+        ConfigError: Anomalib is not installed.
+    """
+    try:
+        from anomalib.data import ImageBatch
+    except ImportError as error:
+        raise ConfigError("batch_format=anomalib needs its package: pip install anomalib") from error
+    if "mask" not in batch:
+        return ImageBatch(image=batch["image"])
+    masks = batch["mask"][:, 0] > 0.5
+    return ImageBatch(image=batch["image"], gt_mask=masks, gt_label=masks.flatten(1).any(dim=1))
+
+
+_PRESETS: Final[Mapping[str, _Preset]] = {
+    "classes": _Preset(to_classes, needs="mask", gives_dict=True),
+    "anomalib": _Preset(to_anomalib, needs="mask", gives_dict=False),
+    "torchvision": _Preset(to_torchvision, needs="boxes", gives_dict=False),
+    "ultralytics": _Preset(to_ultralytics, needs="boxes", gives_dict=True),
+}
 
 
 def _has(batch: Batch, key: str, channels: Mapping[str, int]) -> bool:

@@ -21,6 +21,7 @@ from lit_data.datamodules.detection_batch import (
     plan_mosaics,
     spell_out,
     to_unit,
+    wants_shapes,
 )
 from lit_data.datamodules.detection_inspection import DetectionInspection
 from lit_data.datamodules.detection_source import DetectionSource
@@ -60,6 +61,7 @@ class DetectionDataModule(BaseDataModule):
 
     `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths, and for each sample
     ``((height, width), ((scale of y, scale of x), (left, top)))``, how its image was fitted; ``None`` for mosaics.
+    `torchvision` is (images, targets) for its detectors, `ultralytics` the dict of the v8 losses.
 
     Args:
         root: Folder of the set. Without one, a small drawn set is made once in the cache.
@@ -180,7 +182,7 @@ class DetectionDataModule(BaseDataModule):
         dataset = cast(DetectionDataset, self.dataset(stage))
         paths = [self.bank.name(image) for image in batch["image_index"].tolist()]
         planned = batch | {"path": cast(Tensor, paths)} | plan_mosaics(dataset, batch)
-        if SHAPES_KEY in self.batch_format:
+        if wants_shapes(self.batch_format):
             planned |= {SHAPES_KEY: cast(Tensor, describe_fit(dataset, batch))}
         if stage not in self.augment:
             return planned

@@ -1,7 +1,7 @@
 """A batch of images with boxes: its mosaics, what YOLO trainers want to know, and pieces of it."""
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -34,18 +34,17 @@ def check_place(mosaic_on: str) -> bool:
 
 
 def spell_out(batch_format: BatchFormat) -> BatchFormat:
-    """`yolo` as the keys of its tuple; any other format as it is.
+    """`yolo` as the keys of its tuple; any other format as it is."""
+    return _YOLO if batch_format == "yolo" else batch_format
 
-    Raises:
-        ConfigError: The name is unknown.
-    """
-    if not isinstance(batch_format, str) or batch_format == "dict":
-        return batch_format
-    if batch_format != "yolo":
-        raise ConfigError(
-            f"batch_format={batch_format!r} is unknown: choose dict, yolo, a mapping or a sequence of keys"
-        )
-    return _YOLO
+
+def wants_shapes(batch_format: BatchFormat) -> bool:
+    """Whether a spelled-out format holds how each image was fitted."""
+    return (
+        isinstance(batch_format, Sequence | Mapping)
+        and not isinstance(batch_format, str)
+        and SHAPES_KEY in batch_format
+    )
 
 
 def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
@@ -91,7 +90,8 @@ def cut_batch(batch: Any, batch_format: BatchFormat, start: int, stop: int) -> A
         stop: The one behind the last.
     """
     if isinstance(batch, tuple):
-        return tuple(_cut(part, name, start, stop) for name, part in zip(batch_format, batch, strict=True))
+        names = cast(Sequence[str], batch_format)
+        return tuple(_cut(part, name, start, stop) for name, part in zip(names, batch, strict=True))
     ours = batch_format if isinstance(batch_format, Mapping) else {}
     return {key: _cut(part, ours.get(key, key), start, stop) for key, part in batch.items()}
 

@@ -79,7 +79,7 @@ class GANDataModule(BaseDataModule):
         remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
         loader: Batch size, workers, seed.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        batch_format: `dict`, a mapping of new key to our key, or a sequence of keys for a tuple.
+        batch_format: See `BaseDataModule`.
 
     Raises:
         ConfigError: An option is out of its range.

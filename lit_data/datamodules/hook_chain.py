@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
+from lit_data.datamodules.batch_format import gives_dict
 from lit_data.errors import ConfigError
 from lit_data.types import Batch
 
@@ -149,8 +150,8 @@ class HookChain:
         if missing := [key for key in keys if key not in found]:
             return f"left out the keys {missing}"
         new, batch_format = [key for key in found if key not in keys], self._datamodule.batch_format
-        if new and not isinstance(batch_format, str | Mapping):
-            return f"added the keys {new}, for which a tuple has no place"
+        if new and not gives_dict(batch_format):
+            return f"added the keys {new}, for which a batch that is no dict has no place"
         taken = {*self._datamodule.batch_keys, *(batch_format if isinstance(batch_format, Mapping) else ())}
         if clash := [key for key in new if key in taken]:
             return f"added the keys {clash}, which the datamodule makes itself"

@@ -52,6 +52,7 @@ class StripeDataModule(BaseDataModule):
     ==============  ===========================  ======================================================
 
     `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2`` ([B, 1, H, W]).
+    `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
 
     Args:
         root: Folder of the images. Without one, a small sample set is made once in the cache.

@@ -75,7 +75,7 @@ class WatermarkDataModule(BaseDataModule):
         loader: Batch size, workers, seed.
         synthesis: Watermarks to draw; none draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        batch_format: `dict`, a mapping of new key to our key, or a sequence of keys for a tuple.
+        batch_format: See `BaseDataModule`.
 
     Raises:
         ConfigError: An option is out of its range.

@@ -151,7 +151,10 @@ def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
     assert torch.equal(piece[0], last[0][1:2])
     assert torch.equal(piece[1][:, 1:], last[1][last[1][:, 0] == 1, 1:])
     assert (piece[2], piece[3]) == (last[2][1:2], last[3][1:2])
-    with pytest.raises(ConfigError, match="batch_format='yola' is unknown: choose dict, yolo, a mapping or"):
+    with pytest.raises(
+        ConfigError,
+        match="batch_format='yola' is unknown here: choose dict, torchvision, ultralytics, yolo, a mapping,",
+    ):
         _data(cache, setup=False, batch_format="yola")
 
 

@@ -242,7 +242,11 @@ def _without_plan(batch: Batch) -> Batch:
         (_without_plan, "dict", r"left out the keys \['plan'\]"),
         (lambda batch: batch | {"label": 1}, "dict", r"added the keys \['label'\], which the datamodule makes itself"),
         (lambda batch: batch | {"y": 1}, {"y": "x"}, r"added the keys \['y'\], which the datamodule makes itself"),
-        (lambda batch: batch | {"y": 1}, ("x",), r"added the keys \['y'\], for which a tuple has no place"),
+        (
+            lambda batch: batch | {"y": 1},
+            ("x",),
+            r"added the keys \['y'\], for which a batch that is no dict has no place",
+        ),
     ],
 )
 def test_another_structure_is_an_error_that_says_what_to_do(

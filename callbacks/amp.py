@@ -98,6 +98,7 @@ class AMP(L.Callback):
         self._fallen_to: Precision | None = None
         self._norms: dict[int, Tensor | None] = {}  # of steps that are to be logged; none without a logger
         self._plugin: MixedPrecision | None = None
+        self._told: Precision | None = None
         self._replaced: LightningPrecision | None = None
 
     @override
@@ -113,6 +114,9 @@ class AMP(L.Callback):
         self._history.forget_windows()
         self._norms.clear()
         self._plugin.make_safer(self._fallen_to)
+        if self._told != self._plugin.in_use and trainer.is_global_zero:
+            self._told, why = self._plugin.in_use, "chosen for it" if self.precision == "auto" else "as configured"
+            log.info("AMP: %s on %s, %s", self._told, device_type, "fallen back to" if self._fallen_to else why)
         self._replaced, trainer.strategy.precision_plugin = replaced, self._plugin
 
     @override

@@ -22,7 +22,6 @@ from lit_data.errors import ConfigError
 _CHECKED_STEPS: Final = 10
 """Steps between two looks at the unused share, which take about 50 us each."""
 
-_JUDGED_RELEASES: Final = 5
 """Releases in a training before their cost is judged."""
 
 log = logging.getLogger(__name__)
@@ -32,7 +31,8 @@ class EmptyCache(L.Callback):
     """Empties torch's cache of device memory; on the CPU gives free heap back to the system (glibc).
 
     This makes room where sizes change, such as between training and validation, and costs time: the memory has to be
-    asked for again. What it costs is measured, and said once when it is more than it may be.
+    asked for again. What it costs is measured, and releases that would take more than they may are left out; the first
+    is not, which shows what one costs. That some are left out is said once.
 
     Logged with the Trainer's ``log_every_n_steps`` where there was a release since the last time:
 
@@ -49,7 +49,7 @@ class EmptyCache(L.Callback):
             where a step holds the most; looked at in every 10th training batch. It has no effect on the CPU, where
             torch reserves nothing. None: not for that reason.
         collect_garbage: Run Python's garbage collection first, which frees tensors in reference cycles.
-        max_cost_fraction: Share of the training time, 0 to 1, above which the cost is warned of, once.
+        max_cost_fraction: Share of the training time so far, 0 to 1, that all releases together may take.
 
     Raises:
         ConfigError: A value is out of range, or (at the start) the module has no method of a name in `after`.
@@ -75,8 +75,9 @@ class EmptyCache(L.Callback):
         self._total, self._recent = _Freed(), _Freed()
         self._batches = 0
         self._costs_s: dict[str, float] = {}  # in this training, by the argument to change
-        self._judged = 0
-        self._has_warned = self._is_loose = False
+        self._last_s: dict[str, float] = {}  # of the last release, by its cause
+        self._left_out = 0
+        self._is_loose = False
         self._began_s: float | None = None
         self._cache: CachedMemory | None = None
         self._unwraps: list[Callable[[], None]] = []
@@ -96,8 +97,8 @@ class EmptyCache(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._began_s, self._judged = time.perf_counter(), 0
-        self._costs_s = {}
+        self._began_s, self._left_out = time.perf_counter(), 0
+        self._costs_s, self._last_s = {}, {}
 
     @override
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
@@ -158,7 +159,7 @@ class EmptyCache(L.Callback):
         return around
 
     def _release(self, trainer: L.Trainer, cause: str, when: str) -> None:
-        if self._cache is None:
+        if self._cache is None or not self._can_afford(cause):
             return
         began_s, before = time.perf_counter(), self._cache.held_bytes()
         if self.collect_garbage:
@@ -172,22 +173,28 @@ class EmptyCache(L.Callback):
         text = f"{freed_bytes / 2**20:.0f} MiB were given back {when}, in {1000 * seconds_s:.0f} ms"
         announce(trainer, Event("release", text, {"freed_bytes": float(freed_bytes), "seconds": seconds_s}))
         if self._began_s is not None:
+            self._last_s[cause] = seconds_s
             for name, cost_s in ((cause, seconds_s - collected_s), ("collect_garbage", collected_s)):
                 self._costs_s[name] = self._costs_s.get(name, 0.0) + cost_s
-            self._judge(time.perf_counter() - self._began_s)
 
-    def _judge(self, training_s: float) -> None:
-        self._judged += 1
-        cost = sum(self._costs_s.values()) / training_s
-        if self._has_warned or self._judged < _JUDGED_RELEASES or cost <= self.max_cost_fraction:
-            return
-        self._has_warned = True
-        log.warning(
-            "EmptyCache takes %.1f %% of the training time, more than max_cost_fraction=%g: set %s",
-            100 * cost,
-            self.max_cost_fraction,
-            self._advise(cost),
-        )
+    def _can_afford(self, cause: str) -> bool:
+        """Whether a release would stay within the share of the training time; the first one shows what they cost."""
+        if self._began_s is None or not self._last_s:
+            return True
+        cost_s = sum(self._costs_s.values()) + self._last_s.get(cause, max(self._last_s.values()))
+        cost = cost_s / max(time.perf_counter() - self._began_s, 1e-9)
+        if cost <= self.max_cost_fraction:
+            return True
+        self._left_out += 1
+        if self._left_out == 1:
+            log.info(
+                "EmptyCache leaves out releases that would take more than max_cost_fraction=%g of the training time "
+                "(now %.1f %%); for fewer, set %s",
+                self.max_cost_fraction,
+                100 * cost,
+                self._advise(cost),
+            )
+        return False
 
     def _advise(self, cost: float) -> str:
         """What to set instead, for the argument that costs the most."""

@@ -4,7 +4,15 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint, load_weights
+from lit_data.commands.result import join_scores
+from lit_data.commands.session import (
+    build_any_datamodule,
+    build_model,
+    build_trainer,
+    find_checkpoint,
+    load_weights,
+    prepare,
+)
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -14,11 +22,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         The metrics of the module.
     """
     checkpoint = find_checkpoint(cfg)
-    datamodule, model = build_datamodule(cfg), build_model(cfg)
+    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg), build_trainer(cfg)
     load_weights(model, checkpoint)
-    trainer = build_trainer(cfg)
-    score = trainer.validate if cfg.command == "validate" else trainer.test
+    prepare(datamodule)
+    score, stage = (trainer.validate, "val") if cfg.command == "validate" else (trainer.test, "test")
     metrics: dict[str, Any] = {}
     for scores in score(model, datamodule=datamodule):
-        metrics |= scores
+        metrics = join_scores(metrics, scores, stage)
     return metrics

@@ -1,6 +1,8 @@
 """``fit``: train, then score the best checkpoint, and draw what went in and what came out."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,17 +15,20 @@ from omegaconf import DictConfig
 from lit_data.commands.benchmarks.machine import describe_machine
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.pictures import draw_predictions, draw_samples
-from lit_data.commands.result import write_json
+from lit_data.commands.result import join_scores, write_json
+from lit_data.commands.run_report import warning_after
 from lit_data.commands.session import (
-    build_datamodule,
+    build_any_datamodule,
     build_model,
     build_trainer,
     collect_metrics,
+    find_start,
     load_weights,
+    prepare,
     spreads_weights,
 )
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, LitDataError
 from lit_data.types import Stage
 
 log = logging.getLogger(__name__)
@@ -44,41 +49,68 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: Lightning refuses options, such as the name of a metric that the model does not log.
     """
-    datamodule, model = build_datamodule(cfg), build_model(cfg)
+    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg), build_trainer(cfg)  # reads no data
+    start = find_start(cfg)
     try:
-        return _fit(cfg, datamodule, model)
+        prepare(datamodule)
+        return _fit(cfg, trainer, datamodule, model, start)
     except MisconfigurationException as error:
         raise ConfigError(f"Lightning refuses this: {error}") from error
     finally:
-        datamodule.teardown("fit")  # Lightning does not when training is broken off, and the workers would stay
+        if isinstance(datamodule, BaseDataModule):
+            datamodule.teardown("fit")  # Lightning does not when training is broken off, and the workers would stay
 
 
-def _fit(cfg: DictConfig, datamodule: BaseDataModule, model: L.LightningModule) -> dict[str, Any]:
+def _fit(
+    cfg: DictConfig, trainer: L.Trainer, datamodule: L.LightningDataModule, model: L.LightningModule, start: Path | None
+) -> dict[str, Any]:
     folder = Path(cfg.paths.run)
-    datamodule.trainer = trainer = build_trainer(cfg)
-    if is_first_rank():  # the others wait for it in the Trainer
+    datamodule.trainer = trainer
+    if not isinstance(datamodule, BaseDataModule):
+        log.info("%s is no datamodule of lit_data: its samples and predictions are not drawn", _name(datamodule))
+    elif is_first_rank():  # the others wait for it in the Trainer
         datamodule.setup("fit")
-        draw_samples(datamodule, folder / "samples.png", stage="train")
+        with _telling(folder / "samples.png"):
+            draw_samples(datamodule, folder / "samples.png", stage="train")
     try:
-        trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt, weights_only=True)
+        trainer.fit(model, datamodule=datamodule, ckpt_path=start, weights_only=True)
     finally:
         if trainer.is_global_zero:
-            write_json(folder / "machine.json", describe_machine(trainer.strategy.root_device))
-    best = _find_best(trainer, folder)
-    metrics = collect_metrics(trainer) | _score(cfg, trainer, model, datamodule, best)
-    if trainer.is_global_zero:
-        write_json(folder / "loader.json", datamodule.describe_loaders())
-        spread = spreads_weights(trainer)
-        if not spread or Path(best).is_file():
-            _draw_predictions(datamodule, _load_model(cfg, best) if spread else model, folder / "predictions.png")
+            with warning_after("fit", "machine.json"):
+                write_json(folder / "machine.json", describe_machine(trainer.strategy.root_device))
+    metrics = collect_metrics(trainer)
+    with warning_after("fit", "scores of the best checkpoint"):
+        best = _find_best(trainer, folder)
+        metrics = _score(cfg, trainer, model, datamodule, best, metrics)
+        if trainer.is_global_zero and isinstance(datamodule, BaseDataModule):
+            write_json(folder / "loader.json", datamodule.describe_loaders())
+            _draw_predictions(cfg, trainer, datamodule, model, best)
     return metrics
 
 
-def _draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path) -> None:
+def _draw_predictions(
+    cfg: DictConfig, trainer: L.Trainer, datamodule: BaseDataModule, model: L.LightningModule, best: str
+) -> None:
+    path, spread = Path(cfg.paths.run) / "predictions.png", spreads_weights(trainer)
+    with _telling(path):
+        if not spread or Path(best).is_file():
+            draw_predictions(datamodule, _load_model(cfg, best) if spread else model, path)
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Let no picture end a run: models and data of the user's own hold what cannot be foreseen."""
     try:
-        draw_predictions(datamodule, model, path)
-    except Exception:  # of a model of the user's own; the night's training is not to be lost for a picture
-        log.exception("%s could not be drawn", path)
+        yield
+    except LitDataError:
+        raise
+    except Exception as error:
+        log.warning("%s could not be drawn: %s: %s", path, type(error).__name__, error)
+        log.debug("the error of %s", path.name, exc_info=error)
+
+
+def _name(owner: object) -> str:
+    return type(owner).__name__
 
 
 def _find_best(trainer: L.Trainer, folder: Path) -> str:
@@ -97,23 +129,34 @@ def _load_model(cfg: DictConfig, path: str) -> L.LightningModule:
 
 
 def _score(
-    cfg: DictConfig, trainer: L.Trainer, model: L.LightningModule, datamodule: BaseDataModule, best: str
+    cfg: DictConfig,
+    trainer: L.Trainer,
+    model: L.LightningModule,
+    datamodule: L.LightningDataModule,
+    best: str,
+    metrics: dict[str, Any],
 ) -> dict[str, Any]:
-    """Metrics of the best checkpoint, whose weights the model then has.
+    """The metrics with those of the best checkpoint, whose weights the model then has.
 
     A strategy that spreads the weights over the ranks changes the model for good, so each stage gets a new one.
     """
     spread = spreads_weights(trainer)
     if spread and Path(best).is_dir():
         rank_zero_warn(f"{best} is in pieces and is not scored: trainer.strategy.state_dict_type=full writes one file")
-        return {}
+        return metrics
     if best and not spread:
         load_weights(model, Path(best))
-    metrics: dict[str, Any] = {}
     scorers: dict[Stage, Any] = {"val": trainer.validate, "test": trainer.test}
     for stage, score in scorers.items():
-        if is_overridden(_STEPS[stage], model) and len(datamodule.dataset(stage)):
+        if is_overridden(_STEPS[stage], model) and _has_samples(datamodule, stage):
             scored = _load_model(cfg, best) if spread else model
-            for scores in score(scored, datamodule=datamodule, verbose=False):
-                metrics |= scores
+            with warning_after("fit", f"scores of {stage}"):
+                for scores in score(scored, datamodule=datamodule, verbose=False):
+                    metrics = join_scores(metrics, scores, stage)
     return metrics
+
+
+def _has_samples(datamodule: L.LightningDataModule, stage: Stage) -> bool:
+    if isinstance(datamodule, BaseDataModule):
+        return bool(len(datamodule.dataset(stage)))
+    return is_overridden(f"{stage}_dataloader", datamodule)

@@ -15,6 +15,8 @@ from lit_data.commands.targets import allowed_names
 
 log = logging.getLogger(__name__)
 
+_BROUGHT_ALONG = ("synthesis", "augment")  # groups that put themselves below `data`
+
 
 def find_typed() -> set[str]:
     """Keys of this run's command line; none outside a run."""
@@ -23,24 +25,29 @@ def find_typed() -> set[str]:
 
 
 def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig:
-    """The node without what its file says for another class, so that ``model._target_=mine.Net`` is enough.
+    """The node without what files say for another class, so that ``model._target_=mine.Net`` is enough.
 
-    Where the target was typed, keys that were not typed and that the target has no argument for are left out, and
-    told. A typed key stays, so one that is wrong is an error still.
+    Where the target was typed and its class is none of lit_data and derives from none, all keys that were not typed are
+    left out, and told; of a class of lit_data those that it has no argument for. `synthesis` and `augment`, which
+    every configuration brings along, are left out of data that take none. A typed key stays, so one that is wrong is
+    an error still.
 
     Args:
         node: The node with a ``_target_``.
         key: Its name.
         typed: Keys of the command line.
     """
-    if f"{key}._target_" not in typed:
-        return node
-    known = {"_target_", "_args_", "_partial_", *_arguments(resolve_target(node._target_, key, allowed_names()))}
-    known |= {name.split(".")[1] for name in typed if name.startswith(f"{key}.")}
-    left_out = [str(name) for name in node if name not in known]
+    target = resolve_target(node._target_, key, allowed_names())
+    arguments = _arguments(target)
+    left_out = [str(name) for name in node if key == "data" and name in _BROUGHT_ALONG and name not in typed]
+    if f"{key}._target_" in typed:
+        left_out = [str(name) for name in node if name not in ("_target_", "_args_", "_partial_")]
+        arguments = arguments if _is_ours(target) else set()
+    given = {name.split(".")[1] for name in typed if name.startswith(f"{key}.")}
+    left_out = [name for name in left_out if name not in given | arguments]
     if left_out:
         log.info("%s: %s takes no %s, left out", key, node._target_, ", ".join(left_out))
-    chosen = OmegaConf.masked_copy(node, [str(name) for name in node if name in known])
+    chosen = OmegaConf.masked_copy(node, [str(name) for name in node if name not in left_out])
     chosen._set_parent(node._get_parent())
     chosen._set_key(key)  # errors name it
     return chosen
@@ -73,6 +80,11 @@ class OwnMonitor(L.Callback):
                     wanted,
                     ", ".join(sorted(self._logged)) or "nothing",
                 )
+
+
+def _is_ours(target: Callable[..., object]) -> bool:
+    parents = target.__mro__ if isinstance(target, type) else (target,)
+    return any(parent.__module__.startswith("lit_data.") for parent in parents)
 
 
 def _arguments(target: Callable[..., object]) -> set[str]:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.rank_watch import watching_ranks
 from lit_data.commands.result import PartlyDoneError, write_summary
-from lit_data.commands.run_report import add_report, noting_failure
+from lit_data.commands.run_report import add_report, noting_failure, warning_after
 from lit_data.commands.targets import allow_packages
 
 _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
@@ -42,9 +42,14 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         metrics, failure = error.metrics, error
     measured = {"seconds": time.perf_counter() - started, "peak_rss_bytes": _measure_peak_rss_bytes()}
     if is_first_rank():
-        path = write_summary(folder, cfg.command, cfg.name, {**metrics, **measured})
-        add_report(cfg, folder)
-        print(path, flush=True)
+        with warning_after(cfg.command):
+            path = write_summary(folder, cfg.command, cfg.name, {**metrics, **measured})
+            add_report(cfg, folder)
+            if cfg.command == "fit":
+                from lit_data.commands.terminal import print_end  # after Lightning, which the command has imported
+
+                print_end({**metrics, **measured}, folder)
+            print(path, flush=True)
     if failure:
         raise failure
 

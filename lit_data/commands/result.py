@@ -50,7 +50,7 @@ def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[
     - ``data_wait_fraction``: share of the training time spent waiting for a batch, 0 to 1
     - ``peak_rss_bytes``: largest resident memory of the main process plus that of its largest ended child process
     - ``samples_sha256``: sum of the digests of the training samples, see `lit_data.callbacks.SampleDigest`
-    - ``stage/name``: a metric of the command, such as ``test/average_precision``
+    - any other name: a metric of the command, such as ``test/average_precision``, or of the model, as it logs it
 
     Args:
         folder: the run folder; it exists.
@@ -63,16 +63,24 @@ def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[
 
     Raises:
         StoreError: the file cannot be written.
-        ValueError: a key is neither one of the above nor of the form ``stage/name``.
     """
-    for key in metrics:
-        if key not in KEYS and "/" not in key:
-            raise ValueError(f"summary key {key!r} is neither one of {', '.join(KEYS)} nor of the form stage/name")
     values = {**metrics, "command": command, "experiment": experiment}
     ordered = {key: _make_plain(values.get(key)) for key in (*KEYS, *sorted(values.keys() - set(KEYS)))}
     path = folder / "summary.json"
     write_json(path, ordered)
     return path
+
+
+def join_scores(metrics: Mapping[str, Value], scores: Mapping[str, Value], stage: str) -> dict[str, Value]:
+    """Metrics with the scores of a stage of any model: each under its own name, or behind the stage if that is taken.
+
+    Args:
+        metrics: What is there.
+        scores: By the model's own names; some models call those of validation and test alike.
+        stage: ``val`` or ``test``.
+    """
+    taken = {*metrics, *KEYS}
+    return {**metrics, **{f"{stage}/{key}" if key in taken else key: value for key, value in scores.items()}}
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,16 +1,19 @@
 """From a checked command line into Hydra's run or sweep."""
 
 import functools
-import os
+import logging
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.compose import check_run
 from lit_data.commands.job import run_job
-from lit_data.commands.launcher import place_run
+from lit_data.commands.launcher import is_first_rank, place_run
 from lit_data.commands.sweep import run_sweep
 from lit_data.commands.sweep_options import read_options
 from lit_data.commands.sweep_process import reporting_to_sweep
@@ -43,7 +46,7 @@ def run(
         cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
         sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options, placed = read_options(cfg.get("sweep", {})), place_run(cfg, sweeps=sweeps)
-        _check_writable(Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute())
+        _check_place(cfg, Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute())
         flags = [word for name in packages for word in ("--package", name)]
         flags += ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
         if sweeps:
@@ -91,10 +94,38 @@ def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]
     try:
         run_job(cfg, flags=flags, packages=packages)
     except LitDataError as error:
+        if isinstance(error, ConfigError) and is_first_rank():
+            _take_back(Path(HydraConfig.get().runtime.output_dir))
         raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
 
 
-def _check_writable(folder: Path) -> None:
+def _take_back(folder: Path) -> None:
+    """Remove the folder of a run that came no further than a wrong value: what Hydra and the log put there, no more."""
+    hydra = HydraConfig.get()
+    own = {hydra.output_subdir, f"{hydra.job.name}.log", "failure.json", "report.html"}
+    if folder.is_symlink() or not {path.name for path in folder.iterdir()} <= own:
+        return
+    logging.shutdown()
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    folder.rmdir()
+
+
+def _check_place(cfg: DictConfig, folder: Path) -> None:
+    """Refuse a run folder that lies elsewhere than it seems, or cannot be made; nothing is left behind."""
+    if not str(cfg.paths.runs).strip():
+        raise ConfigError("paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave it out")
+    parts = Path(str(cfg.name)).parts
+    if not parts or ".." in parts or Path(str(cfg.name)).is_absolute():
+        raise ConfigError(
+            f"name={cfg.name!r} is part of the run folder: choose a plain name, without '..' or a leading /"
+        )
     parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise StoreError(f"the run folder {folder} cannot be made: {parent} is not a writable folder. Set paths.runs.")
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise StoreError(
+            f"the run folder {folder} cannot be made: {parent} is not a writable folder ({error.strerror}). "
+            "Set paths.runs."
+        ) from error

@@ -36,6 +36,22 @@ def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def warning_after(command: str, what: str = "the end of the run") -> Iterator[None]:
+    """Let nothing that comes after training end a run: of an error there is a warning, and the exit code stays 0.
+
+    Args:
+        command: Errors of commands other than ``fit``, whose result is what they write, pass through.
+        what: What may be missing then.
+    """
+    try:
+        yield
+    except Exception as error:
+        if command != "fit":
+            raise
+        log.warning("%s: %s: %s; training itself is done", what, type(error).__name__, error, exc_info=error)
+
+
 def add_report(cfg: DictConfig, folder: Path) -> None:
     """Write report.html of a run or a sweep where the configuration asks for it; it never fails a run."""
     if not cfg.get("report", False):
@@ -43,6 +59,6 @@ def add_report(cfg: DictConfig, folder: Path) -> None:
     from lit_data.commands.report import write_report  # not for commands without one
 
     try:
-        log.info("report: %s", write_report([folder]))
+        log.debug("report: %s", write_report([folder]))
     except Exception:
         log.exception("no report could be written of %s", folder)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lit_data.errors import ConfigError
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 
 
@@ -22,7 +23,7 @@ class SetFolder:
         remote: How a server is read.
 
     Raises:
-        ConfigError: The root is an address that cannot be read.
+        ConfigError: The root is empty, or an address that cannot be read.
     """
 
     root: str | None
@@ -32,6 +33,11 @@ class SetFolder:
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
+        if self.root is not None and not str(self.root).strip():
+            raise ConfigError(
+                "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for the drawn "
+                "set"
+            )
         check_root(self.root)
 
     @cached_property

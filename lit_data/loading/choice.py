@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,7 @@ _TASK_S: Final = 0.001
 _TASK_SAMPLES: Final = 16
 
 log = logging.getLogger(__name__)
+_told: deque[tuple[WorkerKind, int]] = deque(maxlen=1)  # each stage chooses, mostly the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,9 @@ def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, worl
         workers = _count_workers(kind, options.num_workers, len(rows), world_size) if kind != "inline" else 0
         return Choice(kind=kind, workers=workers, reason=reason, micro_batch_size=micro)
     choice = replace(_choose(rows, layout, options.num_workers, world_size), micro_batch_size=micro)
-    log.info("loader: %s, %d workers: %s", choice.kind, choice.workers, choice.reason)
+    told = choice.kind, choice.workers
+    log.log(logging.DEBUG if told in _told else logging.INFO, "loader: %s, %d workers: %s", *told, choice.reason)
+    _told.append(told)
     return choice
 
 

@@ -1,0 +1,112 @@
+"""What a person sees of a run: lines above the bar, a bar with short names, and one table at the end."""
+
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+from lightning.pytorch.callbacks import RichProgressBar
+from rich.console import Console
+from rich.table import Table
+from typing_extensions import override
+
+from lit_data.commands.result import KEYS
+
+_NOISE: Final = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
+_SHORT: Final = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
+_STAGE: Final = re.compile(r"(?:(train)|(val|valid|validation)|(test))(?:[/_.-]|$)")
+_OF_CALLBACKS: Final = ("amp/", "batch/", "cache/", "memory/", "train/")
+_LONGEST: Final = 12
+
+
+class RunBar(RichProgressBar):
+    """Lightning's bar, whose metrics have names that fit beside it: ``ap`` for ``val/average_precision``."""
+
+    @override
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        found = super().get_metrics(trainer, pl_module)
+        short = [shorten(name) for name in found]
+        return {
+            name if short.count(name) == 1 else full: value
+            for name, (full, value) in zip(short, found.items(), strict=True)
+        }
+
+
+def shorten(name: str) -> str:
+    """A metric's name without its stage, in at most 12 characters."""
+    last = re.split(r"[/]", name)[-1]
+    stage = _STAGE.match(last)
+    plain = last[stage.end() :] if stage and stage.end() < len(last) else last
+    return _SHORT.get(plain, plain)[:_LONGEST]
+
+
+def quieten() -> None:
+    """Leave out what others say in every run and nobody can act on, and write lines above the bar, not into it.
+
+    A live bar takes over `sys.stdout`, but a log handler keeps the stream that it was made with.
+    """
+    # lightning 2.6.6 asks torch 2.13 for a tree spec in the old way.
+    warnings.filterwarnings("ignore", ".isinstance.treespec, LeafSpec.. is deprecated", FutureWarning)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_no_noise)
+        if type(handler) is logging.StreamHandler and handler.stream in (sys.stdout, sys.__stdout__):
+            handler.setStream(_CurrentStdout())
+
+
+def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
+    """Print the scores of a training, how long it took, what limits it, and where its report is.
+
+    Args:
+        metrics: Those of summary.json.
+        folder: Of the run.
+    """
+    table = Table(title="best checkpoint", title_justify="left")
+    table.add_column("metric", overflow="fold")
+    rows = _arrange(metrics)
+    columns = [name for name in ("validation", "test", "baseline") if any(name in row for row in rows.values())]
+    for name in columns:
+        table.add_column(name, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(row.get(column, "") for column in columns))
+    console = Console()
+    if rows:
+        console.print(table)
+    speed = metrics.get("samples_per_s")
+    said = [f"{metrics['seconds']:.0f} s", *([f"{speed:.0f} samples/s in training"] if speed else [])]
+    limit = metrics.get("train/limited_by")
+    print(", ".join(said) + (f"; {limit}" if limit else ""))
+    if (folder / "report.html").exists():
+        print(f"report: {folder / 'report.html'}")
+
+
+def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Scores as rows: those of validation and test, and of our baseline on the last of them, side by side."""
+    rows: dict[str, dict[str, str]] = {}
+    for key, value in metrics.items():
+        if key in KEYS or key.startswith(_OF_CALLBACKS) or isinstance(value, str):
+            continue
+        stage = _STAGE.match(key)
+        column = "validation" if stage and stage[2] else "test"
+        name = key[stage.end() :] if stage and not stage[1] else key
+        is_baseline = name.endswith("_baseline")
+        row = rows.setdefault(name.removesuffix("_baseline") or key, {})
+        row["baseline" if is_baseline else column] = f"{float(value):.4g}"
+    return rows
+
+
+class _CurrentStdout:
+    """Whatever `sys.stdout` is now."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_NOISE)

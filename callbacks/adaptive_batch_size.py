@@ -108,6 +108,7 @@ class AdaptiveBatchSize(L.Callback):
         self._manual: ManualSteps | None = None
         self._resizing: Resizing | None = None
         self._last: Hand | None = None
+        self._usual = self._most = 0
         self._retries = self._ooms = self._thrashed = 0
         self._undo: list[Callable[[], None]] = []
 
@@ -149,6 +150,8 @@ class AdaptiveBatchSize(L.Callback):
         if hand is None or self._replay is None:
             return
         self._last = hand
+        self._usual = hand.largest if hand.samples >= self._most else self._usual  # not of a last, short batch
+        self._most = 0 if self._resizing is not None else max(self._most, hand.samples)
         self._watch_allocator(hand)
         if self._resizing is not None:
             self._resizing.follow(hand)
@@ -200,10 +203,10 @@ class AdaptiveBatchSize(L.Callback):
         self._resumed = state_dict
 
     def summary(self) -> dict[str, float | int | str]:
-        """``batch/ooms``, ``batch/skipped`` and, after training, ``batch/size``: samples at once in the last step."""
+        """``batch/ooms``, ``batch/skipped`` and, after training, ``batch/size``: samples at once in full batches."""
         state = self.state_dict()
         counts = {"batch/ooms": state.get("ooms", 0), "batch/skipped": state.get("skipped", 0)}
-        return counts | ({"batch/size": self._last.largest} if self._last is not None else {})
+        return counts | ({"batch/size": self._usual} if self._usual else {})
 
     def _install(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Replay:
         if self._replay is not None and self._undo:

@@ -1,6 +1,6 @@
 """Which patch is number i: arithmetic instead of a list, so memory does not grow with the number of patches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -148,7 +148,7 @@ def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
     Raises:
         ConfigError: It is not one or two positive whole numbers.
     """
-    pair = (value, value) if isinstance(value, int) else tuple(value)
+    pair = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
         raise ConfigError(f"{name}={value!r} is not usable: give one positive number of pixels or (height, width)")
     return pair[0], pair[1]

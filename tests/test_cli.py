@@ -346,10 +346,11 @@ def test_folder_that_cannot_be_written(
     install(raising(AssertionError("the command ran")))
     (tmp_path / "file").write_text("")
     assert main(["show", "paths.runs=file"]) == 4
-    assert f"cannot be made: {tmp_path}/file is not a writable folder. Set paths.runs.\n" in capsys.readouterr().err
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert main(["show", "-m", "seed=1,2"]) == 4
-    assert f"cannot be made: {tmp_path} is not a writable folder." in capsys.readouterr().err
+    text = f"cannot be made: {tmp_path}/file is not a writable folder (Not a directory). Set paths.runs.\n"
+    assert text in capsys.readouterr().err
+    for words in (["paths.runs=/proc/x"], ["paths.runs=/proc/x", "-m", "seed=1,2"]):
+        assert main(["show", *words]) == 4
+        assert "cannot be made: /proc is not a writable folder (" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 

@@ -1,8 +1,9 @@
 """The configuration of a command, composed by Hydra and checked before anything of it runs."""
 
+import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +14,10 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lit_data.commands.explain import explain, find_unknown, missing_value
+from lit_data.commands.explain import explain, find_unknown, missing_value, open_arguments
 from lit_data.commands.hydra_node import check_hydra_node
 from lit_data.commands.suggest import did_you_mean, nearest
-from lit_data.commands.targets import allow_packages, check_targets
+from lit_data.commands.targets import allow_packages, check_targets, join_key
 from lit_data.commands.tree import ConfigTree, open_hydra
 from lit_data.errors import ConfigError
 from lit_data.io.remote import check_plain, check_words
@@ -68,8 +69,9 @@ def check_run(
         tree = ConfigTree(hydra, command, overrides)
     parsed = tree.parse(overrides)
     words = [_normalise(tree, override, parsed) for override in parsed]
-    jobs = _plan_jobs(tree, words, multirun=multirun)
     with allow_packages(packages):
+        words = open_arguments(tree, words)
+        jobs = _plan_jobs(tree, words, multirun=multirun)
         first = _check_job(tree, next(jobs), words)
         for job in jobs:
             _check_job(tree, job, words)
@@ -166,6 +168,7 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
             f"'command' is {cfg.command!r}, but the first word on the command line says '{tree.command}'."
         )
     check_plain(job)
+    _check_numbers(job)
     check_targets({"hydra": hydra})
     check_targets(job)
     check_hydra_node(hydra, typed)
@@ -204,6 +207,15 @@ def _check_shadowing(cfg: DictConfig) -> None:
             own = folder / packaged.relative_to(_PACKAGED)
             if own.is_file() and not own.samefile(packaged):
                 raise ConfigError(f"{own} would never be read, for lit_data has a file of that name: rename yours.")
+
+
+def _check_numbers(node: object, key: str = "") -> None:
+    """Refuse values that are not a number: each would be found late, in the middle of a run, or never."""
+    if isinstance(node, float) and math.isnan(node):
+        raise ConfigError(f"'{key}' is nan: give a number.")
+    entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in entries:
+        _check_numbers(value, join_key(key, name))
 
 
 def _check_top_level(tree: ConfigTree, cfg: DictConfig) -> None:

@@ -1,15 +1,20 @@
 """What Hydra and OmegaConf complain about, in one line with the nearest name."""
 
+import inspect
 import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from lit_data.commands.locate import resolve_target
 from lit_data.commands.suggest import did_you_mean, nearest, nearest_key
+from lit_data.commands.targets import allowed_names, check_targets, join_key
 from lit_data.commands.tree import ConfigTree, list_keys
+from lit_data.errors import ConfigError
 
 _UNKNOWN_KEY = re.compile(r"Interpolation key '(.+?)' not found")
 _MISSING_VALUE = re.compile(r"Missing mandatory value: (\S+)")
@@ -40,18 +45,64 @@ def find_unknown(tree: ConfigTree, words: Sequence[str]) -> str | None:
         for option in _list_values(override):
             if not tree.has_option(override.key_or_group, option):
                 return unknown_option(option, override.key_or_group, tree.options(override.key_or_group))
-    try:
-        keys = list_keys(tree.compose([str(override.input_line) for override in groups]))
-    except Exception:  # a file is at fault, not a word
-        return None
-    for override in overrides:
-        key = re.sub(r"\[(\w+)\]", r".\1", override.key_or_group)
-        if override in groups or override.is_add() or override.is_force_add() or key in keys:
-            continue
-        in_hydra = key.startswith("hydra")
-        known = [name for name in keys if name.startswith("hydra") == in_hydra] + tree.list_groups()
+    for override, cfg in _list_unknown(tree, overrides):
+        key = _dotted(override)
+        known = [name for name in list_keys(cfg) if name.startswith("hydra") == key.startswith("hydra")]
+        known += [*tree.list_groups(), *(join_key(_parent(key), name) for name in _list_arguments(cfg, key))]
         return f"unknown key '{key}'.{did_you_mean(nearest_key(key, known))}"
     return None
+
+
+def open_arguments(tree: ConfigTree, words: Sequence[str]) -> list[str]:
+    """The overrides, with Hydra's ``++`` before an argument that a node's class has and its file leaves out.
+
+    So ``trainer.limit_train_batches=10`` may be typed as it is.
+
+    Args:
+        tree: What the configuration is composed from.
+        words: Overrides; those of groups and of targets decide which class a node names.
+    """
+    overrides = tree.parse(words)
+    opened = {
+        str(override.input_line)
+        for override, cfg in _list_unknown(tree, overrides)
+        if (key := _dotted(override)).rpartition(".")[2] in _list_arguments(cfg, key)
+    }
+    return [f"++{word}" if word in opened else word for word in words]
+
+
+def _list_unknown(tree: ConfigTree, overrides: Sequence[Override]) -> list[tuple[Override, DictConfig]]:
+    """Plain overrides of keys that no file has, with what the files say."""
+    groups = [override for override in overrides if _chooses_option(tree, override)]
+    plain = [o for o in overrides if o not in groups and not (o.is_add() or o.is_force_add() or o.is_delete())]
+    decisive = [o for o in overrides if o in groups or o.key_or_group.endswith("_target_")]
+    try:
+        cfg = tree.compose([str(o.input_line) for o in decisive if not o.is_sweep_override()])
+    except Exception:  # a file is at fault, not a word
+        return []
+    keys = set(list_keys(cfg))
+    return [(override, cfg) for override in plain if _dotted(override) not in keys]
+
+
+def _list_arguments(cfg: DictConfig, key: str) -> list[str]:
+    """The arguments of the class that the node around a key names; none where there is none that may be named."""
+    node = OmegaConf.select(cfg, _parent(key)) if "." in key else None
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    try:
+        check_targets({_parent(key): {"_target_": target}})
+        found = resolve_target(str(target), _parent(key), allowed_names())
+        parameters = inspect.signature(found).parameters.values()
+    except (ConfigError, ValueError, TypeError):
+        return []
+    return [spec.name for spec in parameters if spec.kind in (spec.POSITIONAL_OR_KEYWORD, spec.KEYWORD_ONLY)]
+
+
+def _dotted(override: Override) -> str:
+    return re.sub(r"\[(\w+)\]", r".\1", override.key_or_group)
+
+
+def _parent(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def unknown_option(option: str, group: str, options: Sequence[str]) -> str:

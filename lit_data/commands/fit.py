@@ -49,8 +49,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: Lightning refuses options, such as the name of a metric that the model does not log.
     """
-    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg), build_trainer(cfg)  # reads no data
     start = find_start(cfg)
+    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg), build_trainer(cfg)  # reads no data
     try:
         prepare(datamodule)
         return _fit(cfg, trainer, datamodule, model, start)

@@ -5,6 +5,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -15,7 +16,7 @@ from lit_data.commands.compose import check_run
 from lit_data.commands.job import run_job
 from lit_data.commands.launcher import is_first_rank, place_run
 from lit_data.commands.sweep import run_sweep
-from lit_data.commands.sweep_options import read_options
+from lit_data.commands.sweep_options import read_options, settle_direction
 from lit_data.commands.sweep_process import reporting_to_sweep
 from lit_data.commands.tree import open_hydra
 from lit_data.errors import ConfigError, LitDataError, StoreError
@@ -50,7 +51,8 @@ def run(
         flags = [word for name in packages for word in ("--package", name)]
         flags += ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
         if sweeps:
-            run_sweep(hydra, cfg, words, options=options, flags=flags, packages=packages)
+            options, settled = settle_direction(cfg, options)
+            run_sweep(hydra, cfg, [*words, *settled], options=options, flags=flags, packages=packages)
             return
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")
@@ -95,20 +97,25 @@ def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]
         run_job(cfg, flags=flags, packages=packages)
     except LitDataError as error:
         if isinstance(error, ConfigError) and is_first_rank():
-            _take_back(Path(HydraConfig.get().runtime.output_dir))
+            _take_back(Path(HydraConfig.get().runtime.output_dir), Path(cfg.paths.runs).absolute())
         raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
 
 
-def _take_back(folder: Path) -> None:
+def _take_back(folder: Path, runs: Path) -> None:
     """Remove the folder of a run that came no further than a wrong value: what Hydra and the log put there, no more."""
     hydra = HydraConfig.get()
     own = {hydra.output_subdir, f"{hydra.job.name}.log", "failure.json", "report.html"}
     if folder.is_symlink() or not {path.name for path in folder.iterdir()} <= own:
         return
-    logging.shutdown()
+    for handler in [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]:
+        if Path(handler.baseFilename).parent == folder:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    folder.rmdir()
+    with suppress(OSError):  # until one holds other runs
+        for parent in (folder, *(path for path in folder.parents if path.is_relative_to(runs))):
+            parent.rmdir()
 
 
 def _check_place(cfg: DictConfig, folder: Path) -> None:

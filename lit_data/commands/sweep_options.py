@@ -1,7 +1,7 @@
 """The options of a sweep, the node `sweep` of the configuration."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -86,7 +86,7 @@ def choose_metric(options: SweepOptions, monitor: str | None, metrics: Mapping[s
         return options.metric
     if monitor is not None and is_number(metrics.get(monitor)):
         return monitor
-    return next((key for key in metrics if key.startswith("test/") and is_number(metrics[key])), None)
+    return next((key for key in metrics if key.startswith(("test/", "test_")) and is_number(metrics[key])), None)
 
 
 def choose_direction(
@@ -98,6 +98,39 @@ def choose_direction(
     if options.mode == "max":
         return "max"
     return monitored[1] if metric is not None and metric == monitored[0] else None
+
+
+def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptions, list[str]]:
+    """One direction for the sweeper and for the table: of `hydra.sweeper.direction` and `sweep.mode`, either decides.
+
+    Args:
+        cfg: The configuration of the first job, with Hydra's node.
+        options: Of the sweep.
+
+    Returns:
+        The options, and the override that tells the sweeper; none where it asks for no direction, or for several.
+
+    Raises:
+        ConfigError: The two contradict each other, or nothing says which values are good.
+    """
+    sweeper = cfg.hydra.sweeper
+    given = sweeper.get("direction")
+    if "direction" not in sweeper or not (given is None or isinstance(given, str)):
+        return options, []
+    said: Direction | None = {"minimize": "min", "maximize": "max"}.get(str(given))  # type: ignore[assignment]
+    if given is not None and said is None:
+        raise ConfigError(f"hydra.sweeper.direction={given} is unknown: choose minimize or maximize, or leave it out")
+    if said is not None and options.mode not in ("auto", said):
+        raise ConfigError(
+            f"sweep.mode={options.mode} and hydra.sweeper.direction={given} contradict each other: leave out one"
+        )
+    monitored = find_monitor(cfg)
+    mode = said or choose_direction(options, options.metric or monitored[0], monitored)
+    if mode is None:
+        raise ConfigError(
+            f"which values of {options.metric or 'the metric'} are good? Say sweep.mode=min or sweep.mode=max"
+        )
+    return replace(options, mode=mode), [f"hydra.sweeper.direction={'minimize' if mode == 'min' else 'maximize'}"]
 
 
 def optimized_metric(options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]) -> float | None:

@@ -100,7 +100,8 @@ def to_torchvision(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]
     middle, half = boxes[:, 2:4], boxes[:, 4:6] / 2
     corners, labels = torch.cat((middle - half, middle + half), dim=1) * size, boxes[:, 1].long() + 1
     counts = batch["boxes" + COUNT_SUFFIX].tolist()
-    parts = zip(corners.split(counts), labels.split(counts), batch["image_index"].split(1), strict=True)
+    sizes = ((corners, counts), (labels, counts), (batch["image_index"], 1))
+    parts = zip(*(torch.split(part, size) for part, size in sizes), strict=True)
     return list(images), [{"boxes": box, "labels": label, "image_id": image} for box, label, image in parts]
 
 

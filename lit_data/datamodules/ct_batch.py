@@ -1,7 +1,7 @@
 """What happens to a batch of volumes on its device, and how a part of it is taken."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -43,7 +43,8 @@ def cut_batch(batch: Any, batch_format: BatchFormat, keys: Sequence[str], start:
         ConfigError: Nothing in the batch says whose its points are.
     """
     if isinstance(batch, tuple):
-        named = list(zip((key for key in batch_format if key in keys), batch, strict=True))
+        wanted = cast(Sequence[str], batch_format)
+        named = list(zip((key for key in wanted if key in keys), batch, strict=True))
         span = _find_points(named, start, stop)
         return tuple(_cut(part, name, start, stop, span) for name, part in named)
     ours = batch_format if isinstance(batch_format, Mapping) else {}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.commands.result import KEYS, write_summary
+from lit_data.commands.result import KEYS, join_scores, write_summary
 from lit_data.errors import StoreError
 
 
@@ -52,11 +52,19 @@ def test_numbers_of_numpy_and_torch_become_plain_and_finite(tmp_path: Path) -> N
     }
 
 
-def test_key_without_a_stage_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"summary key 'loss' is neither one of command, .* nor of the form stage/name"
-    ):
-        write_summary(tmp_path, "fit", "stripe", {"loss": 1.0})
+def test_any_name_of_a_metric_is_taken_as_it_is(tmp_path: Path) -> None:
+    names = {"val_loss": 1.0, "test_BinaryF1Score": 0.5, "loss": 2.0, "val_loss/dataloader_idx_0": 3.0, "Größe": 4.0}
+    values = json.loads(write_summary(tmp_path, "fit", "stripe", names).read_text(encoding="utf-8"))
+    assert {name: values[name] for name in names} == names
+
+
+def test_no_score_takes_the_place_of_another() -> None:
+    metrics = join_scores({"seconds": 3.0, "train/mean_step_s": 0.1}, {"loss": 1.0, "val_acc": 0.5}, "val")
+    metrics = join_scores(metrics, {"loss": 2.0, "test_acc": 0.25, "seconds": 9.0}, "test")
+    assert metrics == {
+        "seconds": 3.0, "train/mean_step_s": 0.1, "loss": 1.0, "val_acc": 0.5,
+        "test/loss": 2.0, "test_acc": 0.25, "test/seconds": 9.0,
+    }  # fmt: skip
 
 
 def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from lit_data.commands.answers import read_classes
 from lit_data.commands.before_after import draw_before_after
 from lit_data.commands.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.datamodules import DetectionDataModule
@@ -110,14 +111,20 @@ def find_true(batch: Batch, row: int) -> Boxes:
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns
-    """What a `predict_step` returned, on the host; none if it is no list with boxes, classes and scores."""
-    if not isinstance(outputs, list):
+    """What a `predict_step` returned, on the host; none if it is no list with boxes, classes and scores.
+
+    ``labels`` in place of ``classes`` count from 1, as torchvision's do.
+    """
+    if not isinstance(outputs, list) or not all(isinstance(part, dict) for part in outputs):
         return None
-    if not all(isinstance(part, dict) and {"boxes", "classes", "scores"} <= part.keys() for part in outputs):
+    kinds = [read_classes(part) for part in outputs]
+    if not all(
+        kind is not None and {"boxes", "scores"} <= part.keys() for kind, part in zip(kinds, outputs, strict=True)
+    ):
         return None
     return [
-        Boxes(part["boxes"].float().cpu(), part["classes"].long().cpu(), part["scores"].float().cpu())
-        for part in outputs
+        Boxes(part["boxes"].float().cpu(), cast(Tensor, kind).long().cpu(), part["scores"].float().cpu())
+        for part, kind in zip(outputs, kinds, strict=True)
     ]
 
 

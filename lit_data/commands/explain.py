@@ -66,7 +66,7 @@ def open_arguments(tree: ConfigTree, words: Sequence[str]) -> list[str]:
     opened = {
         str(override.input_line)
         for override, cfg in _list_unknown(tree, overrides)
-        if (key := _dotted(override)).rpartition(".")[2] in _list_arguments(cfg, key)
+        if not override.is_delete() and (key := _dotted(override)).rpartition(".")[2] in _list_arguments(cfg, key)
     }
     return [f"++{word}" if word in opened else word for word in words]
 
@@ -74,7 +74,7 @@ def open_arguments(tree: ConfigTree, words: Sequence[str]) -> list[str]:
 def _list_unknown(tree: ConfigTree, overrides: Sequence[Override]) -> list[tuple[Override, DictConfig]]:
     """Plain overrides of keys that no file has, with what the files say."""
     groups = [override for override in overrides if _chooses_option(tree, override)]
-    plain = [o for o in overrides if o not in groups and not (o.is_add() or o.is_force_add() or o.is_delete())]
+    plain = [o for o in overrides if o not in groups and not (o.is_add() or o.is_force_add())]
     decisive = [o for o in overrides if o in groups or o.key_or_group.endswith("_target_")]
     try:
         cfg = tree.compose([str(o.input_line) for o in decisive if not o.is_sweep_override()])

@@ -56,30 +56,40 @@ def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig
 class OwnMonitor(L.Callback):
     """Keeps the last checkpoint as the best where a model of the user's own does not log what is monitored.
 
-    What it logs is known after Lightning's sanity check; without one, nothing is known and nothing changed, unless the
-    model has no validation at all.
+    What it logs is known after Lightning's sanity check or, without one, after the first validation, before a checkpoint
+    is written; of a model without validation, after its first epoch.
     """
 
     def __init__(self) -> None:
-        self._logged: set[str] = set()
-        self._validated = False
+        self._checked: set[str] = set()
 
     @override
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._validated, self._logged = True, set(trainer.callback_metrics)
+        self._check(trainer)
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._check(trainer)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.enable_validation:
+            self._check(trainer)
+
+    def _check(self, trainer: L.Trainer) -> None:
+        logged = set(trainer.callback_metrics)
         for checkpoint in trainer.checkpoint_callbacks:
             wanted = checkpoint.monitor if isinstance(checkpoint, ModelCheckpoint) else None
-            if wanted and wanted not in self._logged and (self._validated or not trainer.enable_validation):
+            if wanted and wanted not in self._checked | logged:
                 checkpoint.monitor = None  # type: ignore[attr-defined]  # of a ModelCheckpoint
                 log.warning(
                     "the model logs no %s in validation (it logs %s): the last checkpoint counts as the best; or set "
                     "callbacks.checkpoint.monitor=NAME callbacks.checkpoint.mode=min",
                     wanted,
-                    ", ".join(sorted(self._logged)) or "nothing",
+                    ", ".join(sorted(logged)) or "nothing",
                 )
+        self._checked |= logged  # what was there once will come again
 
 
 def _is_ours(target: Callable[..., object]) -> bool:

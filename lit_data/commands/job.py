@@ -1,6 +1,5 @@
 """One job: import the command, run it, write its summary."""
 
-import logging
 import os
 import resource
 import sys
@@ -34,7 +33,6 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
     """
     started, folder = time.perf_counter(), Path(HydraConfig.get().runtime.output_dir)
     module = import_module(f"lit_data.commands.{_SHARED_MODULES.get(cfg.command, cfg.command)}")
-    logging.getLogger("lightning").handlers.clear()  # its own handler would print every line a second time
     try:
         with noting_failure(cfg, folder), allow_packages(packages), _as_first_of_ranks(cfg.command, flags):
             metrics, failure = module.run(cfg), None

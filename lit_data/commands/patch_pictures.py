@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_data.commands.answers import read_probability
 from lit_data.commands.figures import (
     CELL_INCHES,
     DISTRACTOR_COLOUR,
@@ -122,7 +123,8 @@ def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None
     model.eval()
     result = model.predict_step({key: value.to(device) for key, value in batch.items()}, 0)
     model.train(training)
-    return result["probability"].float().cpu() if isinstance(result, dict) and "probability" in result else None
+    probability = read_probability(result)
+    return None if probability is None else probability.float().cpu()
 
 
 def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:

@@ -2,10 +2,12 @@
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import lightning as L
 import numpy as np
 
+from lit_data.commands.answers import AskedModule
 from lit_data.commands.views import open_view
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.types import Batch, Stage
@@ -50,7 +52,8 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
     stages: tuple[Stage, ...] = ("test", "val", "train")
     stage = next(stage for stage in stages if len(datamodule.dataset(stage)))
     _, batch = _read_samples(datamodule, stage, 0, view.candidates)
-    if not view.draw_predictions(model, batch, path, f"predictions on {stage} samples", count=count):
+    asked = cast(L.LightningModule, AskedModule(model, datamodule))
+    if not view.draw_predictions(asked, batch, path, f"predictions on {stage} samples", count=count):
         log.info("no predictions.png: %s of %s returns no %s", view.method, type(model).__name__, view.predicts)
 
 

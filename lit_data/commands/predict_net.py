@@ -2,22 +2,24 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.commands.answers import Question, read_probability
 from lit_data.commands.predict_options import PredictOptions
 from lit_data.commands.whole_images import WholeImages
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.batch_format import BatchFormat, format_batch
+from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor, measure_reach_px
 from lit_data.inference.forward import Forward, ForwardOptions
 from lit_data.inference.lanes import choose_lanes
 from lit_data.inference.try_twice import try_twice
+from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class ProbabilityNet(nn.Module):
     No Trainer runs, so no other hook of the module does.
 
     Args:
-        model: Its `predict_step` returns a dict with ``probability`` [B, 1, H, W] in 0..1.
+        model: Its `predict_step` returns probabilities in 0..1 in one of the forms of `read_probability`.
         channels: For each channel that the module gets the one of the tile.
         batch_format: See `BaseDataModule`.
         channel_names: Names of channels that the format may pick.
@@ -48,7 +50,7 @@ class ProbabilityNet(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self._channels, self._format, self._names = channels, batch_format, channel_names or {}
+        self._channels, self._question = channels, Question(model, batch_format, channel_names or {})
 
     @override
     def forward(self, tiles: Tensor) -> Tensor:
@@ -63,23 +65,22 @@ class ProbabilityNet(nn.Module):
         Raises:
             ConfigError: The module returns something else.
         """
-        found = self.model.predict_step(self._make_batch(tiles), 0)
-        probability = found.get("probability") if isinstance(found, dict) else None
-        if not isinstance(probability, Tensor) or probability.shape != (tiles.shape[0], 1, *tiles.shape[2:]):
+        found = self._question.ask(self._make_batch(tiles))
+        probability = read_probability(found)
+        if probability is None or probability.shape != (tiles.shape[0], 1, *tiles.shape[2:]):
             raise ConfigError(
-                f"predict_step of {type(self.model).__name__} must return a dict with probability [B, 1, H, W], here "
-                f"{[len(tiles), 1, *tiles.shape[2:]]}; it returned {_describe(found)}"
+                f"predict_step of {type(self.model).__name__} must return probabilities [B, 1, H, W], alone or in a "
+                f"dict under probability, here {[len(tiles), 1, *tiles.shape[2:]]}; it returned {_describe(found)}"
             )
         return probability
 
-    def _make_batch(self, tiles: Tensor) -> Any:  # noqa: ANN401 - the user's format
+    def _make_batch(self, tiles: Tensor) -> Batch:
         if self._channels != tuple(range(tiles.shape[1])):
             tiles = tiles[:, list(self._channels)]
         # Not len(tiles), which would tie what is traced to one size of batches.
         unknown = torch.full((tiles.shape[0],), -1, dtype=torch.int64, device=tiles.device)
         places = {"index": unknown, "image_index": unknown, "position": unknown[:, None].expand(-1, 2)}
-        batch = {"image": tiles, **places, "epoch": torch.zeros_like(unknown)}
-        return self.model.on_after_batch_transfer(format_batch(batch, self._format, self._names), 0)
+        return {"image": tiles, **places, "epoch": torch.zeros_like(unknown)}
 
 
 def prepare_net(

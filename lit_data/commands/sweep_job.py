@@ -119,7 +119,7 @@ def find_last_checkpoint(folder: Path) -> Path | None:
 
 def _describe(record: JobRecord, sweep: Sweep) -> str:
     own = [word for word in record.overrides if word not in sweep.shared]
-    return " ".join(own or record.overrides) or "no overrides"
+    return " ".join(word.lstrip("+") for word in own or record.overrides) or "no overrides"
 
 
 def _find_earlier(folder: Path, record: JobRecord, sweep: Sweep) -> JobRecord | None:

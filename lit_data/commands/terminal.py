@@ -51,6 +51,10 @@ def quieten() -> None:
     """
     # lightning 2.6.6 asks torch 2.13 for a tree spec in the old way.
     warnings.filterwarnings("ignore", ".isinstance.treespec, LeafSpec.. is deprecated", FutureWarning)
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):  # imported before there were handlers
+        logger = logging.getLogger(name)
+        logger.handlers.clear()  # they would print every line a second time, or past the filter
+        logger.propagate = True
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_no_noise)
         if type(handler) is logging.StreamHandler and handler.stream in (sys.stdout, sys.__stdout__):

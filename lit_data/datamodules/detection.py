@@ -232,7 +232,8 @@ class DetectionDataModule(BaseDataModule):
         if self.mosaic is None or most is None or most < 0:
             return None
         if most <= self.mosaic.close_epochs:
-            log.warning("no mosaics: the run has %d epochs, the last %d without", most, self.mosaic.close_epochs)
+            level = logging.DEBUG if self._loaders else logging.WARNING  # once, not for each stage
+            log.log(level, "no mosaics: the run has %d epochs, the last %d without", most, self.mosaic.close_epochs)
         return max(0, most - self.mosaic.close_epochs)
 
     def _open(self) -> None:

@@ -38,6 +38,11 @@ class SetFolder:
                 "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for the drawn "
                 "set"
             )
+        if not isinstance(self.samples, Mapping):
+            raise ConfigError(
+                f"samples={self.samples!r} must hold names and values: in a shell, quote the braces, "
+                "'data.samples={count: 16}'"
+            )
         check_root(self.root)
 
     @cached_property

@@ -45,7 +45,7 @@ class Forgetful(Marker):
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         images = batch["image"]
         answers = {
-            "tensor": images[:, :1],
+            "vector": images[:, 0, 0],
             "nothing": None,
             "other": {"probability": images, "mask": 1},
             "logits": {"probability": 9 * images[:, :1] - 3},
@@ -159,9 +159,9 @@ def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        ("tensor", r"predict_step of Forgetful must return a dict with probability \[B, 1, H, W\].*returned \[.*, 1, "),
-        ("nothing", r"must return a dict.*returned a NoneType"),
-        ("other", r"must return a dict.*a dict with probability \[.*, 3, 32, 32\], mask a int"),
+        ("vector", r"predict_step of Forgetful must return probabilities \[B, 1, H, W\].*returned \["),
+        ("nothing", r"must return probabilities.*returned a NoneType"),
+        ("other", r"must return probabilities.*a dict with probability \[.*, 3, 32, 32\], mask a int"),
         ("logits", r"probability goes from -\d.* to \d.*: predict_step must return values in 0..1"),
     ],
 )

@@ -84,6 +84,7 @@ def draw_found_boxes(
     figure, cells = _open_pairs(len(images), ("boxes of the set", "found"))
     for row, (image, objects) in enumerate(zip(images, found, strict=True)):
         truth, answer = cells[2 * row : 2 * row + 2]
+        truth.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
         _show_boxes(truth, image, find_true(batch, row), datamodule.classes)
         _show_boxes(answer, image, objects, datamodule.classes)
     save_figure(figure, path, title, ())

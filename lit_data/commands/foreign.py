@@ -56,8 +56,8 @@ def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig
 class OwnMonitor(L.Callback):
     """Keeps the last checkpoint as the best where a model of the user's own does not log what is monitored.
 
-    What it logs is known after Lightning's sanity check or, without one, after the first validation, before a checkpoint
-    is written; of a model without validation, after its first epoch.
+    What it logs is known after Lightning's sanity check or, without one, after the first validation, before a
+    checkpoint is written; of a model without validation, after its first epoch.
     """
 
     def __init__(self) -> None:

@@ -25,6 +25,8 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.inference import Defect
 from lit_data.types import Array, Batch, Stage
 
+_NAME = 24  # characters of a file's name
+
 
 def draw_patch_samples(
     datamodule: BaseDataModule, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
@@ -57,16 +59,18 @@ def draw_patch_samples(
         for channel, cell in enumerate(cells[:3]):
             if marks is not None:
                 circle_mask(cell, marks[row, channel], DISTRACTOR_COLOUR)
-        top, left = batch["position"][row].tolist()
-        cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
+        cells[0].set_ylabel(name_sample(datamodule, batch, row), fontsize=8)
     save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
     return rows
 
 
-def draw_patch_predictions(model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+def draw_patch_predictions(
+    datamodule: BaseDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+) -> bool:
     """Draw samples with a mask, those with the largest first and one with the smallest, beside what a model finds.
 
     Args:
+        datamodule: Its images have names.
         model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W].
         batch: A finished batch on the host.
         path: The PNG to write.
@@ -84,7 +88,11 @@ def draw_patch_predictions(model: L.LightningModule, batch: Batch, path: Path, t
     if probability is None:
         return False
     figure, axes = open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
-    for cells, image, mask, found in zip(axes, shown["image"], shown["mask"], probability, strict=True):
+    for row, (cells, image, mask, found) in enumerate(
+        zip(axes, shown["image"], shown["mask"], probability, strict=True)
+    ):
+        cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
+        cells[4].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
         show_images(cells[:2], image)
         difference = (image[0] - image[1:].mean(0)).abs()
         cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
@@ -94,6 +102,16 @@ def draw_patch_predictions(model: L.LightningModule, batch: Batch, path: Path, t
             circle_mask(cell, mask[0], TRUE_COLOUR)
     save_figure(figure, path, title, ("true defect",))
     return True
+
+
+def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
+    """The image that a sample is of, and where in it the sample lies, for a label."""
+    number, bank = int(batch["image_index"][row]), getattr(datamodule, "bank", None)
+    name = f"image {number}" if bank is None else Path(bank.name(number)).name[-_NAME:]
+    if "position" not in batch:
+        return name
+    top, left = batch["position"][row].tolist()
+    return f"{name}\ny {top}, x {left}"
 
 
 def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:

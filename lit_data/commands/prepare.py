@@ -1,6 +1,7 @@
 """``prepare``: check the files and build the decoded store ahead of the first run."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
     if cfg.prepare.check:
-        return {f"prepare/{key}": value for key, value in instantiate(cfg.data).check_sources().items()}
+        report = instantiate(cfg.data).check_sources()
+        log.info("%s", _describe_good(report))
+        return {f"prepare/{key}": value for key, value in report.items()}
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     if cfg.prepare.verify:
@@ -42,6 +45,15 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     for key, value in report.items():
         log.info("%s: %s", key.replace("_", " "), value)
     return {f"prepare/{key}": value for key, value in report.items()}
+
+
+def _describe_good(report: Mapping[str, Any]) -> str:
+    """``44 images good; 30 / 7 / 7 train, val, test``, or what else was counted."""
+    what = next((what for what in ("images", "volumes") if what in report), "files")
+    left_out = f", {report['skipped']} left out" if report.get("skipped") else ""
+    splits = [split for split in ("train", "val", "test") if f"{split}_{what}" in report]
+    shares = " / ".join(str(report[f"{split}_{what}"]) for split in splits)
+    return f"{report.get(what, 'all')} {what} good{left_out}" + (f"; {shares} {', '.join(splits)}" if splits else "")
 
 
 def _export(cfg: DictConfig, datamodule: BaseDataModule) -> dict[str, int]:

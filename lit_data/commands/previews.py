@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lit_data.commands.figures import TRUE_COLOUR, circle_mask, open_figure, save_figure, show_images, show_mask
@@ -12,6 +13,7 @@ from lit_data.types import Batch, Stage
 
 _SIDE_PX = 64
 """Of the part of a patch that is shown of a family."""
+_CANDIDATES = 4  # drawn of a family for each that is shown
 
 
 def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 4) -> int:
@@ -29,20 +31,22 @@ def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, sta
     Returns:
         Families drawn.
     """
-    batch = {key: value[:count] for key, value in planned.items() if isinstance(value, Tensor)}
+    batch = {key: value[: _CANDIDATES * count] for key, value in planned.items() if isinstance(value, Tensor)}
     families = datamodule.inspect(stage).preview_families(batch)
     if not families:
         return 0
-    count = len(families[0].after)
+    count = min(count, len(families[0].after))
     figure, axes = open_figure(len(families), ["with the defect", "mask"] * count)
     for cells, family in zip(axes, families, strict=True):
         cells[0].set_ylabel(family.name, fontsize=9)
-        for number in range(count):
+        is_seen = family.mask.flatten(1).any(dim=1)  # some draws change less than what counts as a defect
+        chosen = torch.argsort(is_seen.int(), descending=True, stable=True)[:count].tolist()
+        for place, number in enumerate(chosen):
             window = _window_around(family.centre[number], family.after.shape[1:])
-            show_images(cells[2 * number : 2 * number + 1], family.after[number : number + 1][(slice(None), *window)])
-            show_mask(cells[2 * number + 1], family.mask[number][window])
-            cells[2 * number].set_xlabel(f"severity {float(family.severity[number]):.1f}", fontsize=8)
-            cells[2 * number + 1].set_xlabel(f"{int(family.mask[number].sum())} px", fontsize=8)
+            show_images(cells[2 * place : 2 * place + 1], family.after[number : number + 1][(slice(None), *window)])
+            show_mask(cells[2 * place + 1], family.mask[number][window])
+            cells[2 * place].set_xlabel(f"severity {float(family.severity[number]):.1f}", fontsize=8)
+            cells[2 * place + 1].set_xlabel(f"{int(family.mask[number].sum())} px", fontsize=8)
     save_figure(figure, path, f"families of defects on {stage} patches", ())
     return len(families)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from numbers import Integral
@@ -20,6 +21,9 @@ KEYS = (
     "peak_rss_bytes",
     "samples_sha256",
 )
+
+_OF_CALLBACKS = ("amp/", "batch/", "cache/", "memory/", "train/")
+_STAGE = re.compile(r"(?:(?P<train>train)|(?P<val>val|valid|validation)|(?P<test>test))(?:[/_.-]|$)")
 
 Value = str | SupportsFloat | None
 
@@ -69,6 +73,22 @@ def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[
     path = folder / "summary.json"
     write_json(path, ordered)
     return path
+
+
+def split_stage(name: str) -> tuple[str, str]:
+    """The stage that a metric's name begins with, as anybody writes it, and the rest: ``valid_iou`` is (val, iou).
+
+    Returns:
+        ``train``, ``val``, ``test`` or nothing, and the name without it.
+    """
+    match = _STAGE.match(name)
+    return (str(match.lastgroup), name[match.end() :]) if match and match.end() < len(name) else ("", name)
+
+
+def is_score(key: str, value: object) -> bool:
+    """Whether an entry of summary.json is a figure of the model, and not one of the run or of our callbacks."""
+    is_number = isinstance(value, SupportsFloat) and not isinstance(value, str | bool)
+    return is_number and key not in KEYS and not key.startswith(_OF_CALLBACKS)
 
 
 def join_scores(metrics: Mapping[str, Value], scores: Mapping[str, Value], stage: str) -> dict[str, Value]:

@@ -186,7 +186,9 @@ def _read_checkpoint(path: Path) -> Mapping[str, Any]:
     """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, LookupError, RuntimeError, TypeError, ValueError, OSError) as error:
+    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
+        raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
+    except (EOFError, LookupError, RuntimeError, TypeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
     if not isinstance(found, Mapping):

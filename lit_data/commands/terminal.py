@@ -1,7 +1,6 @@
 """What a person sees of a run: lines above the bar, a bar with short names, and one table at the end."""
 
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -14,12 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
-from lit_data.commands.result import KEYS
+from lit_data.commands.result import is_score, split_stage
 
 _NOISE: Final = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT: Final = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
-_STAGE: Final = re.compile(r"(?:(train)|(val|valid|validation)|(test))(?:[/_.-]|$)")
-_OF_CALLBACKS: Final = ("amp/", "batch/", "cache/", "memory/", "train/")
 _LONGEST: Final = 12
 
 
@@ -38,9 +35,7 @@ class RunBar(RichProgressBar):
 
 def shorten(name: str) -> str:
     """A metric's name without its stage, in at most 12 characters."""
-    last = re.split(r"[/]", name)[-1]
-    stage = _STAGE.match(last)
-    plain = last[stage.end() :] if stage and stage.end() < len(last) else last
+    plain = split_stage(split_stage(name)[1].rpartition("/")[2])[1]
     return _SHORT.get(plain, plain)[:_LONGEST]
 
 
@@ -91,11 +86,11 @@ def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Scores as rows: those of validation and test, and of our baseline on the last of them, side by side."""
     rows: dict[str, dict[str, str]] = {}
     for key, value in metrics.items():
-        if key in KEYS or key.startswith(_OF_CALLBACKS) or isinstance(value, str):
+        if not is_score(key, value):
             continue
-        stage = _STAGE.match(key)
-        column = "validation" if stage and stage[2] else "test"
-        name = key[stage.end() :] if stage and not stage[1] else key
+        stage, name = split_stage(key)
+        is_plain = not stage and f"test/{key}" in metrics  # then the name itself is that of validation
+        column = "validation" if is_plain or stage == "val" else "test"
         is_baseline = name.endswith("_baseline")
         row = rows.setdefault(name.removesuffix("_baseline") or key, {})
         row["baseline" if is_baseline else column] = f"{float(value):.4g}"

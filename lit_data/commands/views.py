@@ -93,7 +93,7 @@ class PatchView(View[BaseDataModule]):
 
     @override
     def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
-        return draw_patch_predictions(model, batch, path, title, count=count)
+        return draw_patch_predictions(self.datamodule, model, batch, path, title, count=count)
 
     @override
     def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
@@ -178,7 +178,7 @@ class MarkView(PatchView):
 
     @override
     def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
-        return draw_mark_predictions(model, batch, path, title, count=count)
+        return draw_mark_predictions(self.datamodule, model, batch, path, title, count=count)
 
     @override
     def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_data.commands.before_after import draw_before_after
 from lit_data.commands.figures import TRUE_COLOUR, open_figure, save_figure, show_mask
-from lit_data.commands.patch_pictures import predict_probability
+from lit_data.commands.patch_pictures import name_sample, predict_probability
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.types import Batch, Stage
 
@@ -43,10 +43,13 @@ def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int) -> li
     return rows
 
 
-def draw_mark_predictions(model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+def draw_mark_predictions(
+    datamodule: BaseDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+) -> bool:
     """Draw samples of all sizes of watermark, from the largest to none, beside what a model finds.
 
     Args:
+        datamodule: Its images have names.
         model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W].
         batch: A finished batch on the host.
         path: The PNG to write.
@@ -63,7 +66,11 @@ def draw_mark_predictions(model: L.LightningModule, batch: Batch, path: Path, ti
     if probability is None:
         return False
     figure, axes = open_figure(len(places), ("image", "mask", "model", "found (p >= 0.5)"))
-    for cells, image, mask, found in zip(axes, shown["image"], _masks_of(shown), probability, strict=True):
+    for row, (cells, image, mask, found) in enumerate(
+        zip(axes, shown["image"], _masks_of(shown), probability, strict=True)
+    ):
+        cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
+        cells[2].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
         show_colour(cells[0], image)
         show_mask(cells[1], mask[0])
         cells[2].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")

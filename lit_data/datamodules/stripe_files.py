@@ -1,6 +1,7 @@
 """Where the pixels of a stripe set come from: its files, their decoded stores, and the sample set."""
 
 import hashlib
+import logging
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 
 SAMPLE_MASKS = "test_masks"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +94,21 @@ class StripeFiles(SetFolder):
         """Path of each image relative to the root, with forward slashes."""
         return [Path(os.path.relpath(bank.name(number), self.folder)).as_posix() for number in range(len(bank))]
 
-    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> ImageBank | None:
-        """Decoded masks of some images, in their order; none where the set has no masks.
+    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> tuple[ImageBank | None, Sequence[int]]:
+        """Decoded masks of some images, in their order.
+
+        Returns:
+            The masks, none where the set has no masks, and the images that they are of: under `on_bad=skip` those whose
+            masks are bad are left out.
 
         Raises:
             DataError: An image has no mask, a mask has no image, or a mask is bad.
         """
         folder = self.mask_folder
         if folder is None or not numbers:
-            return None
+            return None, numbers
         masks = find_images(folder).paths
-        stems = {_stem(bank.name(number)) for number in range(len(bank))}
+        stems = {_stem(bank.name(number)) for number in range(len(bank))} | {_stem(path) for path, _ in bank.skipped}
         orphans = [str(path) for path in masks if _stem(path) not in stems]
         if orphans:
             raise DataError(f"{len(orphans)} masks have no image in {self.folder}:\n  " + "\n  ".join(orphans[:100]))
@@ -109,7 +116,8 @@ class StripeFiles(SetFolder):
         wanted = {_stem(path) for path in images}
         pairs = match_by_stem(images, [path for path in masks if _stem(path) in wanted])
         sources = [ImageSource((str(mask),)) for _, mask in pairs]
-        return self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
+        opened = self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
+        return opened, leave_out(numbers, sources, opened, split)
 
     def check(self) -> None:
         """Decode every image and mask strictly and keep nothing.
@@ -147,6 +155,22 @@ class StripeFiles(SetFolder):
             return DecodedStore.build(sources, self.store_folder / part, decoder=decoder, on_bad=self.on_bad)
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
+
+
+def leave_out(numbers: Sequence[int], masks: Sequence[ImageSource], opened: ImageBank, split: str) -> Sequence[int]:
+    """The images whose masks are good, and a line about the others.
+
+    Args:
+        numbers: Images of a split.
+        masks: The mask of each.
+        opened: The good ones.
+        split: For the line.
+    """
+    bad = {path for path, _ in opened.skipped}
+    kept = [number for number, mask in zip(numbers, masks, strict=True) if mask.paths[0] not in bad]
+    if len(kept) < len(numbers):
+        log.warning("%s: %d images are left out with their masks, which are bad", split, len(numbers) - len(kept))
+    return kept
 
 
 def _stem(path: str | Path) -> str:

@@ -169,8 +169,10 @@ class StripeDataModule(BaseDataModule):
         pixels, margin_px = self.source_files.cache != "device", self.margins_px[stage]
         if stage == "predict":
             return StripeDataset(self.bank, self.grid, pixels=pixels, margin_px=margin_px)
-        images = self.split_images[stage]
-        masks = self.source_files.open_masks(images.tolist(), self.bank, stage) if stage in self.mask_splits else None
+        images, masks = self.split_images[stage], None
+        if stage in self.mask_splits:
+            masks, kept = self.source_files.open_masks(images.tolist(), self.bank, stage)
+            images = np.asarray(kept, np.int64)
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
         dataset = StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels, margin_px=margin_px)

@@ -11,6 +11,8 @@ from typing import Final
 from typing_extensions import override
 
 from lit_data.datamodules.set_folder import SetFolder
+from lit_data.datamodules.stripe_files import leave_out
+from lit_data.datasets.layouts import describe_no_images
 from lit_data.datasets.watermark_samples import ensure_watermark_samples
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.bank import ImageBank
@@ -65,20 +67,25 @@ class WatermarkSource(SetFolder):
         """Path of each image relative to the root, with forward slashes."""
         return [Path(os.path.relpath(bank.name(number), self.folder)).as_posix() for number in range(len(bank))]
 
-    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> ImageBank | None:
-        """Decoded masks of some images, in their order; none where the set has no masks.
+    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> tuple[ImageBank | None, Sequence[int]]:
+        """Decoded masks of some images, in their order.
+
+        Returns:
+            The masks, none where the set has no masks, and the images that they are of: under `on_bad=skip` those whose
+            masks are bad are left out.
 
         Raises:
             DataError: An image has no mask, or a mask is bad.
         """
         folder = self.mask_folder
         if folder is None or not numbers:
-            return None
+            return None, numbers
         images = [Path(bank.name(number)) for number in numbers]
         wanted = {_stem(path) for path in images}
         pairs = match_by_stem(images, [path for path in find_images(folder).paths if _stem(path) in wanted])
         sources = [ImageSource((str(mask),)) for _, mask in pairs]
-        return self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
+        opened = self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
+        return opened, leave_out(numbers, sources, opened, split)
 
     def check(self) -> dict[str, int]:
         """Decode every image and mask strictly and keep nothing.
@@ -108,7 +115,7 @@ class WatermarkSource(SetFolder):
         found = find_images(self.folder, patterns=self.patterns).paths
         images = [path for path in found if masks is None or not path.is_relative_to(masks)]
         if not images:
-            raise DataError(f"no images in {self.folder}, other than in {masks}")
+            raise DataError(describe_no_images(self.folder, [masks] if masks else []))
         return [ImageSource((str(path),)) for path in images]
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:

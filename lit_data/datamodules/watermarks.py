@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
+import numpy as np
 from torch import nn
 from typing_extensions import override
 
@@ -152,7 +153,8 @@ class WatermarkDataModule(BaseDataModule):
             return WatermarkDataset(self.bank, patch_px=self.patch_px, stride_px=self.stride_px)
         images, masks = self.split_images[stage], None
         if stage in self.mask_splits:
-            masks = self.source.open_masks(images.tolist(), self.bank, stage)
+            masks, kept = self.source.open_masks(images.tolist(), self.bank, stage)
+            images = np.asarray(kept, np.int64)
         if masks is None and self.marks is None and len(images):
             raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
         is_train = stage == "train"

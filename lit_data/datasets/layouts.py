@@ -97,11 +97,21 @@ def list_sources(
             (path,) for path in found if not any(path.is_relative_to(folder) for folder in exclude)
         ]
         if not groups:
-            raise DataError(f"no images in {root}, other than in {', '.join(map(str, exclude))}")
+            raise DataError(describe_no_images(root, exclude))
     else:
         groups = _match_roles(root, rule.roles, _check_files(layout, rule.roles, files), allow_outside)
     names = [Path(os.path.relpath(group[0], root)).as_posix() for group in groups]
     return SourceList(tuple(ImageSource(tuple(map(str, group))) for group in groups), tuple(names))
+
+
+def describe_no_images(root: Path, masks: Sequence[Path]) -> str:
+    """What to say of a folder whose images all lie in its folder of masks."""
+    if any(root.is_relative_to(folder) for folder in masks):
+        return (
+            f"data.masks={masks[0]} is the folder of the images itself, so every file would count as a mask: move the "
+            f"masks into a folder of their own in {root}, with the names of their images, and name it in data.masks"
+        )
+    return f"no images in {root} but masks in {', '.join(map(str, masks))}: is data.root the right folder?"
 
 
 def _check_files(layout: str, roles: Sequence[str], files: Mapping[str, str] | None) -> Mapping[str, str]:

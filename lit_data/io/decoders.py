@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from lit_data.io.source import naming
 from lit_data.io.strict import Decoded, decode_strict
 from lit_data.types import Array
 
+_MASK_FOLDER: Final = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
 _FORMAT = 1  # raised when the same files and options give other pixels
 
 
@@ -113,6 +116,9 @@ class ImageDecoder:
             return stacked
         if (needed := max(self.channels) + 1) > stacked.channels:
             hint = "; set gray_to_rgb=True to copy it into three" if stacked.channels == 1 else ""
+            folder = Path(source.paths[0]).parent.name
+            if _MASK_FOLDER.search(folder):
+                hint = f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
             raise DataError(
                 f"{_show(source)}: channels={self.channels} needs {needed} channels, found {stacked.channels}{hint}"
             )
@@ -132,7 +138,10 @@ class MaskDecoder:
     @property
     def fingerprint(self) -> str:
         """JSON of the options and of this decoder's format."""
-        return _print_options("mask", asdict(self.options))
+        options = asdict(self.options)
+        if self.options.threshold is None:  # as before there was one, so that stores of then still fit
+            del options["threshold"]
+        return _print_options("mask", options)
 
     def header(self, source: ImageSource) -> SourceHeader:
         """Tell shape and dtype without decoding.

@@ -27,6 +27,8 @@ class MaskOptions:
         classes: Number of classes, background included; 2 to 256.
         scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them in each file. With
             more classes the values are the class numbers.
+        threshold: With two classes: values from it on are the defect, all below are background, whatever they are; for
+            masks with grey edges, as smooth scaling and JPEG leave them. None refuses such masks.
         palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must be greys: for black
             and white masks whose numbers mean nothing.
         page: As in ``ReadOptions``.
@@ -39,6 +41,7 @@ class MaskOptions:
 
     classes: int = 2
     scale: Literal["auto", "0_1", "0_255"] = "auto"
+    threshold: int | None = None
     palette: Literal["index", "expand"] = "index"
     page: int | None = None
     alpha: Literal["error", "drop"] = "error"
@@ -56,6 +59,12 @@ class MaskOptions:
             raise ConfigError(f"palette={self.palette!r} is not one of 'index', 'expand'")
         if self.classes > 2 and self.scale != "auto":
             raise ConfigError(f'scale={self.scale!r} is for 2 classes; leave it at "auto" with classes={self.classes}')
+        if self.threshold is not None and (
+            self.classes > 2 or not isinstance(self.threshold, int) or not 0 < self.threshold < 65536
+        ):
+            raise ConfigError(
+                f"threshold={self.threshold!r} must be a whole number from 1 to 65535, and is for 2 classes"
+            )
         _ = self.read  # its own checks
 
     @property
@@ -120,6 +129,8 @@ def number_classes(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
         if min(found) < 0 or max(found) >= options.classes:
             raise DataError(_explain(values, f"0 to {options.classes - 1} (classes={options.classes})", options))
         return mask.astype(np.uint8)
+    if options.threshold is not None:
+        return (mask >= options.threshold).astype(np.uint8)
     if not any(found <= scale for scale in _SCALES[options.scale]):
         allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in _SCALES[options.scale])
         raise DataError(_explain(values, allowed, options))
@@ -140,11 +151,17 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
     elif found <= {0, 255} or found <= {0, 1}:
         hint = f'set scale="{0}_{largest}"'
     elif largest < 255:
+        edges = f"set mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
         hint = f"set classes={largest + 1} if these are class numbers"
         if len(values) == 2 and options.palette == "index":
             hint += ', or palette="expand" if they stand for black and white in a palette'
+        elif len(values) <= largest:  # no run of class numbers
+            hint = f"{edges}, as smooth scaling leaves them; {hint}"
     else:
-        hint = "values in between come from JPEG or from smooth scaling: save masks as PNG, scale them by nearest pixel"
+        hint = (
+            "values in between come from JPEG or from smooth scaling: set mask_read.threshold=128, which counts values "
+            "from 128 on as defect"
+        )
     return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
 
 

@@ -42,6 +42,11 @@ class Problems:
         self._entries += others._entries
 
     @property
+    def entries(self) -> tuple[tuple[str, str], ...]:
+        """(path, what is wrong) in the order they were added."""
+        return tuple(self._entries)
+
+    @property
     def skipped(self) -> tuple[str, ...]:
         """The paths with a problem, each once, in the order they were added."""
         return tuple(dict.fromkeys(path for path, _ in self._entries))

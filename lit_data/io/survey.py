@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError
+from lit_data.io.checking import find_faults
 from lit_data.io.decoders import Decoder, ImageSource, SourceHeader
 from lit_data.io.ordered import ordered_map
 from lit_data.io.problems import Problems, show_path
@@ -94,6 +95,11 @@ def survey_sources(
             bad.append((sources[number].paths[0], header))
         else:
             found[number] = header
+    if bad and on_bad == "error":  # the others are decoded too, so that one list names all that is wrong
+        known = {path for path, _ in bad}
+        bad += find_faults([s for s in sources if s.paths[0] not in known], decoder, workers=workers).entries
+        places = {source.paths[0]: place for place, source in enumerate(sources)}
+        bad.sort(key=lambda entry: places[entry[0]])
     raise_bad(bad, len(sources), on_bad)
     images = np.flatnonzero(found[:, 0])
     channels, heights_px, widths_px, dtypes = found[images].T.copy()

@@ -49,14 +49,14 @@ def test_samples_are_drawn_those_with_the_largest_mark_first(data: WatermarkData
 def test_predictions_are_drawn_if_there_are_any(data: WatermarkDataModule, tmp_path: Path) -> None:
     batch = data.finish_batch(_planned(data), "train")
     path: Any = tmp_path / "predictions.png"
-    assert draw_mark_predictions(SegmentationModule(), batch, path, "predictions", count=4)
+    assert draw_mark_predictions(data, SegmentationModule(), batch, path, "predictions", count=4)
     assert cv2.imread(str(path)).shape[1] > 500
 
     class Silent(L.LightningModule):
         def predict_step(self, batch: Batch, batch_idx: int) -> None:
             return None
 
-    assert not draw_mark_predictions(Silent(), batch, tmp_path / "none.png", "predictions", count=4)
+    assert not draw_mark_predictions(data, Silent(), batch, tmp_path / "none.png", "predictions", count=4)
     assert not (tmp_path / "none.png").exists()
 
 

@@ -8,6 +8,7 @@ from lit_data.commands.reports.numbers import format_value
 from lit_data.commands.reports.pictures import show_picture
 from lit_data.commands.reports.runs import Run, describe_age
 from lit_data.commands.reports.settings import write_yaml
+from lit_data.commands.result import is_score, split_stage
 
 _MOST_TILES: Final = 4
 _MACHINE_TILES: Final = (
@@ -46,10 +47,13 @@ def show_tiles(run: Run) -> Markup:
     values, tiles = run.values, []
     for name in find_scores(run)[:_MOST_TILES]:
         baseline = values.get(f"{name}_baseline")
-        stage, _, metric = name.partition("/")
+        stage, metric = split_stage(name)
         below = f"{stage}; a simple rule: {format_value(name, baseline)}" if baseline is not None else stage
         tiles.append(_tile(metric.replace("_", " "), format_value(name, values[name]), below))
-    on_host = values.get("memory/peak_allocated_bytes") == values.get("memory/peak_rss_bytes")
+    on_host = (
+        values.get("memory/peak_allocated_bytes") == values.get("memory/peak_rss_bytes")
+        or (run.machine or {}).get("device") == "cpu"
+    )
     for name, title, below in _MACHINE_TILES:
         if values.get(name) is not None and not (name == "memory/peak_allocated_bytes" and on_host):
             tiles.append(_tile(title, format_value(name, values[name]), below))
@@ -58,12 +62,12 @@ def show_tiles(run: Run) -> Markup:
 
 def find_scores(run: Run) -> list[str]:
     """Metrics of the model in the summary: of the test, without one of the validation; the monitored one first."""
-    numbers = [name for name, value in run.values.items() if isinstance(value, int | float)]
-    monitored = run.monitor[0].partition("/")[2]
-    for stage in ("test/", "val/"):
-        found = [name for name in numbers if name.startswith(stage) and not name.endswith("_baseline")]
+    scores = [name for name, value in run.values.items() if is_score(name, value) and not name.endswith("_baseline")]
+    monitored = split_stage(run.monitor[0])[1]
+    for stage in ("test", "val", ""):
+        found = [name for name in scores if split_stage(name)[0] == stage]
         if found:
-            return sorted(found, key=lambda name: name.removeprefix(stage) != monitored)
+            return sorted(found, key=lambda name: split_stage(name)[1] != monitored)
     return []
 
 

@@ -9,42 +9,14 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from types import FrameType, SimpleNamespace
 
 import lit_data
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.arguments import Parser
+from lit_data.commands.help import format_command_help, format_help
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError, LitDataError
-
-_HELP = """\
-usage: python -m lit_data COMMAND [key=value ...] [options]
-
-commands:
-{commands}
-
-experiments (experiment=NAME):
-{experiments}
-
-options:
-  -m, --multirun         run every combination of comma-separated values: -m seed=1,2,3; sweep.resume=latest goes on
-  --config-dir FOLDER    a folder of your own groups and experiments, laid out like lit_data/conf
-  --package NAME         allow `_target_` below your own package NAME; may be given again
-  --cfg job|hydra|all    print the composed configuration and stop; --resolve fills in interpolations
-  -h, --help, --version
-
-examples:
-  python -m lit_data fit experiment=stripe
-  python -m lit_data fit experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
-  python -m lit_data test experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
-  python -m lit_data fit -m experiment=stripe seed=1,2,3
-  python -m lit_data report runs/fit/stripe/RUN
-  python -m lit_data fit experiment=mine --config-dir conf --package my_project
-
-exit codes:
-  0 done   2 configuration   3 data   4 stored file   5 memory   6 worker or rank   1 bug   130 Ctrl-C   143 SIGTERM
-  LIT_DATA_TRACEBACK=1 or HYDRA_FULL_ERROR=1 shows where an error was raised."""
 
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
 
@@ -78,8 +50,10 @@ def _dispatch(words: Sequence[str]) -> int:
     options = _parse(words)
     if options.version:
         print(f"lit_data {lit_data.__version__}")
+    elif options.help and options.words:
+        print(format_command_help(_check_command(options.words), options.words[1:]))
     elif options.help or not words:
-        print(_format_help(options.config_dir), file=sys.stdout if words else sys.stderr)
+        print(format_help(options.config_dir), file=sys.stdout if words else sys.stderr)
         return 0 if words else ConfigError.exit_code
     else:
         _run(_check_command(options.words), options)
@@ -109,29 +83,6 @@ def _check_command(words: Sequence[str]) -> str:
     if command in TOOLS:
         raise ConfigError(f"'{command}' comes first and has no options of a configuration: see {command} --help.")
     return command
-
-
-def _format_help(config_dir: str | None) -> str:
-    folders = [Path(__file__).parent / "conf", *([Path(config_dir)] if config_dir else [])]
-    experiments = {
-        path.relative_to(folder / "experiment").with_suffix("").as_posix(): _read_first_comment(path)
-        for folder in folders
-        for path in sorted((folder / "experiment").rglob("*.yaml"))
-    }
-    return _HELP.format(
-        commands=_format_table({**COMMANDS, **TOOLS}), experiments=_format_table(experiments) or "  none"
-    )
-
-
-def _format_table(rows: dict[str, str]) -> str:
-    width = max(map(len, rows), default=0)
-    return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows.items())
-
-
-def _read_first_comment(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    comments = (line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-    return next((comment for comment in comments if not comment.startswith("@package")), "")
 
 
 def _run(command: str, options: argparse.Namespace) -> None:

@@ -103,6 +103,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
         - ``cores``, ``cpu``, ``memory_bytes``, ``device``, ``python``, ``torch``, ``numpy``, ``lightning``: where
         - ``batch_size``: that of all figures below
+        - mode `loaders` with ``finish=both``: the keys of the second table, on the host, begin with ``host_``
         - modes `loaders` and `collate`: the columns above under ``METHOD_COLUMN``, of each method's fastest row;
           ``best_method`` and ``best_samples_per_s`` of the methods of lit_data; ``ratio_to_original``,
           ``ratio_to_improved``, ``ratio_to_dataloader``, ``ratio_to_textbook`` and ``share_of_copy`` of that best one

@@ -38,7 +38,8 @@ class BenchmarkOptions:
         samples_per_row: A measurement ends after this many samples too, or at the end of its time only.
         warmup_batches: Batches before each measurement, beside the first; their transfer is timed.
         defects: Draw the experiment's defects; otherwise batches stay as stored and a bare copy is measured too.
-        finish: Measure until a batch is what the model sees; otherwise until it leaves the host, drawn by the workers.
+        finish: Measure until a batch is what the model sees; otherwise until it leaves the host, drawn by the workers;
+            `both` prints a table of each.
         device: Where batches go: `auto`, or a device of torch.
         apply: Name under which the recommended setting is written, or None.
         apply_folder: Configuration folder that it is written to.
@@ -71,7 +72,7 @@ class BenchmarkOptions:
     samples_per_row: int | None
     warmup_batches: int
     defects: bool
-    finish: bool
+    finish: bool | str
     device: str
     apply: str | None
     apply_folder: str
@@ -105,8 +106,9 @@ class BenchmarkOptions:
         _check_share("occupied_share", self.occupied_share)
         if not self.seconds_per_row > 0:
             raise ConfigError(f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0")
-        if self.train not in (True, False, "auto"):
-            raise ConfigError(f"benchmark.train={self.train!r} is unknown: choose true, false or auto")
+        for name, word in (("finish", "both"), ("train", "auto")):
+            if getattr(self, name) not in (True, False, word):
+                raise ConfigError(f"benchmark.{name}={getattr(self, name)!r} is unknown: choose true, false or {word}")
         if self.apply is not None and (self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)):
             raise ConfigError(
                 f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "

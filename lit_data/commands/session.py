@@ -49,6 +49,7 @@ def build_any_datamodule(cfg: DictConfig) -> L.LightningDataModule:
     Raises:
         ConfigError: It is no LightningDataModule.
     """
+    L.seed_everything(cfg.seed % 2**32, verbose=False)  # some split at random as they are made
     datamodule = instantiate(leave_out_unknown(cfg.data, "data", find_typed()))
     if not isinstance(datamodule, L.LightningDataModule):
         raise ConfigError(f"data._target_ gives a {type(datamodule).__name__}: {_tell_kind(datamodule, 'DataModule')}")

@@ -89,6 +89,7 @@ def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         if not is_score(key, value):
             continue
         stage, name = split_stage(key)
+        name = split_stage(name)[1] if stage else name  # test/val_loss is of a model that calls both so
         is_plain = not stage and f"test/{key}" in metrics  # then the name itself is that of validation
         column = "validation" if is_plain or stage == "val" else "test"
         is_baseline = name.endswith("_baseline")

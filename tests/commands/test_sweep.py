@@ -127,7 +127,7 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
     Path("healed").touch()
     assert main([*words[:-1], "sweep.resume=out"]) == 0
     assert Path("ran").read_text() == "fine killed oom killed oom "
-    assert "job 0 (1 of 3): done before: +logger.fate=fine\n" in capfd.readouterr().out
+    assert "job 0 (1 of 3): done before: logger.fate=fine\n" in capfd.readouterr().out
     assert [(row["logger.fate"], row["status"], row["test/score"]) for row in read_rows()] == [
         ("fine", "done", "4.5"),
         ("killed", "done", "6.5"),

@@ -114,8 +114,9 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
     torch.save({"weights": 1}, tmp_path / "other.ckpt")
     wide = SegmentationModule(CompareNet(width=8))
     torch.save({"state_dict": wide.state_dict()}, tmp_path / "wide.ckpt")
+    texts = {"text": "is no checkpoint that can be read: it is damaged, or holds more than data"}
     for name in ("text", "other", "wide"):
-        with pytest.raises(StoreError, match=rf"{name}.ckpt does not hold weights of SegmentationModule"):
+        with pytest.raises(StoreError, match=f"{name}.ckpt {texts.get(name, 'does not hold weights of Seg')}"):
             load_weights(SegmentationModule(), tmp_path / f"{name}.ckpt")
 
 
@@ -165,6 +166,7 @@ def test_loaders_without_a_length(limits: dict[str, int], rates: list[float], tm
         def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
             seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
+    torch.manual_seed(0)  # with such a rate some weights diverge, whatever ran before
     model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1.0))
     trainer = _trainer(tmp_path, enable_checkpointing=False, callbacks=[Watch()], **({"max_epochs": 9} | limits))
     loader = DataLoader(_Stream(), batch_size=2)

@@ -106,9 +106,8 @@ class BenchmarkOptions:
         _check_share("occupied_share", self.occupied_share)
         if not self.seconds_per_row > 0:
             raise ConfigError(f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0")
-        for name, word in (("finish", "both"), ("train", "auto")):
-            if getattr(self, name) not in (True, False, word):
-                raise ConfigError(f"benchmark.{name}={getattr(self, name)!r} is unknown: choose true, false or {word}")
+        _check_switch("finish", self.finish, "both")
+        _check_switch("train", self.train, "auto")
         if self.apply is not None and (self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)):
             raise ConfigError(
                 f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "
@@ -144,6 +143,11 @@ def read_options(node: DictConfig) -> BenchmarkOptions:
         if name not in known:
             raise ConfigError(f"unknown key 'benchmark.{name}'.{did_you_mean(nearest(name, known))}")
     return BenchmarkOptions(**given)
+
+
+def _check_switch(name: str, value: object, word: str) -> None:
+    if value not in (True, False, word):
+        raise ConfigError(f"benchmark.{name}={value!r} is unknown: choose true, false or {word}")
 
 
 def _check_share(name: str, value: float) -> None:

@@ -1,0 +1,86 @@
+"""What a person sees: short names beside the bar, lines above it, and one table at the end."""
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lit_data.commands.result import split_stage
+from lit_data.commands.terminal import print_end, quieten, shorten
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "rest"),
+    [
+        ("val/average_precision", "val", "average_precision"),
+        ("valid_dataset_iou", "val", "dataset_iou"),
+        ("validation.loss", "val", "loss"),
+        ("test_BinaryF1Score", "test", "BinaryF1Score"),
+        ("train_loss", "train", "loss"),
+        ("loss", "", "loss"),
+        ("testimony", "", "testimony"),
+        ("value", "", "value"),
+        ("val", "", "val"),
+    ],
+)
+def test_the_stage_of_a_metric_is_read_from_any_name(name: str, stage: str, rest: str) -> None:
+    assert split_stage(name) == (stage, rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("val/average_precision", "ap"),
+        ("val/defect_recall", "recall"),
+        ("val_loss", "loss"),
+        ("valid_per_image_iou", "per_image_io"),
+        ("group/val_acc", "acc"),
+        ("lr", "lr"),
+    ],
+)
+def test_names_beside_the_bar_are_short(name: str, short: str) -> None:
+    assert shorten(name) == short
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    root.handlers[:] = before
+
+
+@pytest.mark.usefixtures("handlers")
+def test_lines_go_where_a_live_bar_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    logging.getLogger().addHandler(handler)
+    quieten()
+    live = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", live)  # as rich does while a bar is shown
+    logging.getLogger("lit_data").warning("a line")
+    logging.getLogger("lightning.pytorch").warning("💡 Tip: install this")
+    assert live.getvalue() == "a line\n"
+
+
+def test_the_end_is_one_table_and_says_what_limits_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("")
+    print_end(
+        {
+            "seconds": 61.2, "samples_per_s": 170.3, "train/limited_by": "the model takes 83% of the time",
+            "val/dice": 0.84, "test/dice": 0.85, "test/dice_baseline": 0.28, "valid_iou": 0.5, "loss": 0.7,
+            "test/loss": 0.8, "memory/ooms": 0, "samples_sha256": "ab",
+        },
+        tmp_path,
+    )  # fmt: skip
+    out = capsys.readouterr().out
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
+        for line in out.splitlines()
+        if len(cells := line.split("│")) > 3
+    }
+    assert rows == {"dice": ["0.84", "0.85", "0.28"], "iou": ["0.5", "", ""], "loss": ["0.7", "0.8", ""]}
+    assert "61 s, 170 samples/s in training; the model takes 83% of the time\n" in out
+    assert out.endswith(f"report: {tmp_path / 'report.html'}\n")

@@ -1,0 +1,280 @@
+"""Models, batches and datamodules that nobody here wrote, through the command line: each run ends well.
+
+Small stand-ins have the metric names, batches and answers of the libraries; the libraries themselves are used where
+they are installed (mark `strangers`).
+"""
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_data.cli import main
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # theirs, not ours
+    pytest.mark.timeout(240),
+]
+
+MODULES = """
+    import lightning as L
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+
+    class Base(L.LightningModule):
+        def __init__(self, width=4, loss="bce"):
+            super().__init__()
+            assert loss == "bce", "a value that our model's file has under the same name"
+            self.net = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, 1, 1))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+    class Segmenter(Base):  # names as in the examples of segmentation_models_pytorch
+        def step(self, batch, stage):
+            loss = nn.functional.binary_cross_entropy_with_logits(self.net(batch["image"]), batch["mask"])
+            self.log_dict({f"{stage}_dataset_iou": 1 - loss.detach(), f"{stage}_loss": loss.detach()}, prog_bar=True)
+            return loss
+
+        def training_step(self, batch, batch_idx): return self.step(batch, "train")
+        def validation_step(self, batch, batch_idx): self.step(batch, "valid")
+        def test_step(self, batch, batch_idx): self.step(batch, "test")
+        def predict_step(self, batch): return {"probability": self.net(batch["image"]).sigmoid()}
+
+
+    class Geo(Base):  # as torchgeo's tasks: masks [B, H, W] int64, probabilities alone
+        def step(self, batch, stage):
+            assert batch["mask"].dtype == torch.int64 and batch["mask"].ndim == 3
+            loss = nn.functional.binary_cross_entropy_with_logits(self.net(batch["image"])[:, 0], batch["mask"].float())
+            self.log(f"{stage}_BinaryJaccardIndex", loss.detach(), batch_size=len(batch["image"]))
+            return loss
+
+        def training_step(self, batch, batch_idx): return self.step(batch, "train")
+        def validation_step(self, batch, batch_idx): self.step(batch, "val")
+        def test_step(self, batch, batch_idx): self.step(batch, "test")
+        def predict_step(self, batch, batch_idx): return self.net(batch["image"]).sigmoid()
+
+
+    class Detector(Base):  # as torchvision's: lists in, a list of dicts with labels out
+        def training_step(self, batch, batch_idx):
+            images, targets = batch
+            assert isinstance(images, list) and images[0].ndim == 3 and targets[0]["boxes"].shape[1] == 4
+            return sum(self.net(image[None]).square().mean() for image in images)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_boxes", float(sum(len(target["labels"]) for target in batch[1])), batch_size=len(batch[0]))
+
+        test_step = validation_step
+
+        def predict_step(self, batch, batch_idx):
+            box, one = torch.tensor([[1.0, 1, 9, 9]]), torch.tensor([1])
+            return [{"boxes": box, "labels": one, "scores": 0.9 * one} for image in batch[0]]
+
+
+    class Yolo(Base):  # as Ultralytics' losses
+        def training_step(self, batch, batch_idx):
+            assert batch["batch_idx"].max() < len(batch["img"]) == len(batch["im_file"])
+            return self.net(batch["img"]).square().mean() + 0 * batch["bboxes"].sum() + 0 * batch["cls"].sum()
+
+
+    class Silent(Base):  # logs nothing, has no validation, and its test fails
+        def training_step(self, batch, batch_idx): return self.net(batch["image"]).square().mean()
+        def test_step(self, batch, batch_idx): raise TypeError("Invalid shape (64,)")
+        def predict_step(self, batch, batch_idx): raise KeyError("a key that is not ours")
+
+
+    class Plain(Base):
+        def training_step(self, batch, batch_idx): return self.net(batch[0]).square().mean()
+        def validation_step(self, batch, batch_idx): self.log("loss", self.training_step(batch, 0))
+        def test_step(self, batch, batch_idx): self.log("loss", 2 * self.training_step(batch, 0))
+
+
+    class PlainData(L.LightningDataModule):
+        def __init__(self, root="here", samples=12):
+            super().__init__()
+            assert root == "here", "a value that our datamodule's file has under the same name"
+            self.set = TensorDataset(torch.rand(samples, 3, 8, 8))
+
+        def train_dataloader(self): return DataLoader(self.set, 4)
+        def val_dataloader(self): return DataLoader(self.set, 4)
+        def test_dataloader(self): return DataLoader(self.set, 4)
+"""
+STRIPE = ["experiment=stripe", "data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64"]
+STRIPE += ["data.stride_px=64", "data.loader.batch_size=4", "data.loader.num_workers=0"]
+BOXES = ["experiment=detection", "data.samples={count: 12, size_px: [64, 64]}", "data.size_px=64"]
+BOXES += ["data.mosaic=null", "data.loader.num_workers=0"]
+SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.enable_progress_bar=false", "report=false"]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The working directory, with the package `strangers` in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "strangers.py").write_text(textwrap.dedent(MODULES))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("strangers", None)
+
+
+def _run(command: str, module: str, *words: str) -> dict[str, Any]:
+    """The summary of a run that ended well."""
+    assert main([command, f"model._target_={module}", "--package", module.partition(".")[0], *words]) == 0
+    newest = max(Path("runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime)
+    found: dict[str, Any] = json.loads(newest.read_text())
+    assert found["command"] == command
+    return found
+
+
+def test_a_segmenter_with_its_own_names_is_trained_tested_and_predicts() -> None:
+    summary = _run("fit", "strangers.Segmenter", *STRIPE, *SHORT)
+    assert {"valid_dataset_iou", "valid_loss", "test_dataset_iou", "test_loss"} <= summary.keys()
+    assert "test_dataset_iou" in _run("test", "strangers.Segmenter", *STRIPE, "trainer.enable_progress_bar=false")
+    assert _run("predict", "strangers.Segmenter", *STRIPE)["predict/images"] == 6
+    assert list(Path("runs").rglob("predictions.png"))
+
+
+def test_cross_entropy_gets_classes_and_probabilities_are_taken_alone() -> None:
+    words = [*STRIPE, "data.batch_format=classes"]
+    assert "test_BinaryJaccardIndex" in _run("fit", "strangers.Geo", *words, *SHORT)
+    assert _run("predict", "strangers.Geo", *words)["predict/images"] == 6
+
+
+def test_a_detector_of_torchvision_gets_lists_and_its_labels_are_read() -> None:
+    words = [*BOXES, "data.batch_format=torchvision"]
+    summary = _run("fit", "strangers.Detector", *words, *SHORT)
+    assert summary["val_boxes"] > 0
+    found = _run("predict", "strangers.Detector", *words)
+    assert 0 < found["predict/objects"] <= found["predict/images"] == 12
+
+
+def test_a_loss_of_ultralytics_gets_its_dict_also_in_pieces() -> None:
+    words = [*BOXES, "data.batch_format=ultralytics", "callbacks.adaptive.initial_size=2", *SHORT]
+    assert _run("fit", "strangers.Yolo", *words)["batch/size"] == 2
+
+
+def test_what_fails_after_training_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = _run("fit", "strangers.Silent", *STRIPE, *SHORT)
+    assert summary["seconds"] > 0
+    out = capsys.readouterr().out
+    assert "scores of test: TypeError: Invalid shape (64,); training itself is done" in out
+    assert "predictions.png could not be drawn: KeyError" in out
+
+
+def test_a_summary_that_cannot_be_written_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lit_data.commands.job.write_summary", fail)
+    assert main(["fit", *STRIPE, *SHORT]) == 0
+    assert "No space left on device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_a_metric_to_monitor_that_is_not_logged_ends_no_run(sanity: int, capsys: pytest.CaptureFixture[str]) -> None:
+    _run("fit", "strangers.Segmenter", *STRIPE, *SHORT, f"trainer.num_sanity_val_steps={sanity}")
+    assert "the model logs no val/average_precision in validation (it logs " in capsys.readouterr().out
+    assert list(Path("runs").rglob("best.ckpt"))
+
+
+def test_any_datamodule_is_trained_on_and_scored() -> None:
+    words = ["data._target_=strangers.PlainData", *SHORT, "name=plain"]
+    summary = _run("fit", "strangers.Plain", *words)
+    assert summary["test/loss"] == pytest.approx(2 * summary["loss"])  # the model calls both the same
+    assert _run("test", "strangers.Plain", *words[:1], "name=plain")["loss"] == pytest.approx(summary["test/loss"])
+    assert "loss" in _run("validate", "strangers.Plain", *words[:1], "name=plain")
+
+
+def test_a_group_of_ones_own_needs_nothing_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "own/data").mkdir(parents=True)
+    (tmp_path / "own/data/mine.yaml").write_text("_target_: strangers.PlainData\nsamples: 8\n")
+    assert "loss" in _run("fit", "strangers.Plain", "data=mine", "--config-dir", "own", *SHORT)
+
+
+def test_commands_that_need_a_datamodule_of_ours_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data._target_=strangers.PlainData", "--package", "strangers"]
+    assert main(["show", *words]) == 2
+    text = "show needs one that derives from lit_data.datamodules.base.BaseDataModule; fit, validate and test take any"
+    assert text in capsys.readouterr().err
+
+
+def test_a_sweep_of_a_foreign_model_compares_its_own_metric(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["data._target_=strangers.PlainData", "name=swept", "sweep.metric=loss", "sweep.mode=min"]
+    words += ["sweep.isolate=none", *SHORT, "--package", "strangers"]
+    assert main(["fit", "-m", "model._target_=strangers.Plain", "model.width=2,3", *words]) == 0
+    table = capfd.readouterr().out
+    assert "best loss" in table
+    assert table.count("done") >= 2
+
+
+# --- the libraries themselves
+
+REAL = {
+    "segmentation_models_pytorch": """
+        import lightning as L, torch, segmentation_models_pytorch as smp
+        class Net(L.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.net = smp.create_model("Unet", "resnet18", encoder_weights=None, in_channels=3, classes=1)
+                self.loss = smp.losses.DiceLoss("binary")
+            def training_step(self, batch, batch_idx): return self.loss(self.net(batch["image"]), batch["mask"])
+            def validation_step(self, batch, batch_idx): self.log("valid_loss", self.training_step(batch, 0))
+            def test_step(self, batch, batch_idx): self.log("test_loss", self.training_step(batch, 0))
+            def predict_step(self, batch, batch_idx): return {"probability": self.net(batch["image"]).sigmoid()}
+            def configure_optimizers(self): return torch.optim.Adam(self.parameters())
+    """,
+    "torchgeo": """
+        from torchgeo.trainers import SemanticSegmentationTask
+        class Net(SemanticSegmentationTask):
+            def __init__(self):
+                super().__init__(model="unet", backbone="resnet18", in_channels=3, task="binary", loss="bce")
+    """,
+    "anomalib": """
+        from anomalib.models import Padim
+        class Net(Padim):
+            def __init__(self):
+                super().__init__("resnet18", layers=["layer1"], pre_trained=False, n_features=16, visualizer=False)
+    """,
+    "torchvision": """
+        import lightning as L, torch, torchvision
+        class Net(L.LightningModule):
+            def __init__(self):
+                super().__init__()
+                make = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn
+                self.net = make(weights=None, weights_backbone=None, num_classes=4, min_size=64, max_size=64)
+            def training_step(self, batch, batch_idx): return sum(self.net(*batch).values())
+            def test_step(self, batch, batch_idx): self.log("found", float(len(self.net(batch[0]))), batch_size=1)
+            def predict_step(self, batch, batch_idx): return self.net(batch[0])
+            def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.001)
+    """,
+}
+WORDS = {
+    "segmentation_models_pytorch": STRIPE,
+    "torchgeo": [*STRIPE, "data.batch_format=classes"],
+    "anomalib": [*STRIPE, "data.batch_format=anomalib", "trainer.num_sanity_val_steps=0"],
+    "torchvision": [*BOXES, "data.batch_format=torchvision"],
+}
+
+
+@pytest.mark.strangers
+@pytest.mark.parametrize("library", REAL)
+def test_the_libraries_themselves(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    (tmp_path / "strangers.py").write_text(textwrap.dedent(REAL[library]))
+    words = WORDS[library]
+    assert _run("fit", "strangers.Net", *words, *SHORT)["seconds"] > 0
+    assert _run("test", "strangers.Net", *words)["seconds"] > 0
+    assert _run("predict", "strangers.Net", *words)["predict/images"] > 0
+    swept = ["seed=1,2", "sweep.isolate=none", "name=swept", *SHORT, "--package", "strangers"]
+    assert main(["fit", "-m", "model._target_=strangers.Net", *words, *swept]) == 0
+    folder = max(Path("runs/fit/swept").iterdir())
+    assert main(["report", str(folder)]) == 0

@@ -28,7 +28,7 @@ from lit_data.synthesis import DefectSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/attach.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-SCRIPT, LOADER, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
+SCRIPT, LOADER, COLLATE, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -214,6 +214,14 @@ def test_own_dataset_with_the_loader() -> None:
     samples = [(torch.zeros(32), number) for number in range(70)]
     exec(LOADER, {"your_dataset": samples, "YourModule": Module})
     assert sorted(seen) == list(range(70))
+
+
+def test_samples_of_several_sizes_come_as_lists() -> None:
+    samples = [(torch.rand(3, 8 + number, 8), {"boxes": torch.zeros(number, 4)}) for number in range(10)]
+    names: dict[str, Any] = {"your_boxes": samples}
+    exec(COLLATE, names)
+    assert [image.shape[1] for image in names["images"]] == list(range(8, 16))
+    assert [len(target["boxes"]) for target in names["targets"]] == list(range(8))
 
 
 def test_own_datamodule_trains_in_the_command(

@@ -75,7 +75,7 @@ def test_help_names_commands_and_experiments(capsys: pytest.CaptureFixture[str])
     for name, what in COMMANDS.items():
         assert f"  {name:9}  {what}\n" in text
     assert "  stripe " in text
-    assert main(["fit", "-h"]) == 0
+    assert main(["-h"]) == 0
     assert capsys.readouterr().out == text
 
 
@@ -591,3 +591,91 @@ def test_every_job_of_a_sweep_starts_its_ranks(tmp_path: Path, isolate: str) -> 
         values = json.loads((tmp_path / f"out/{number}/summary.json").read_text(encoding="utf-8"))
         assert (values["train/steps"], values["train/ranks"]) == (4, 2)
         assert (tmp_path / f"out/{number}/train_ddp_process_1.log").exists()
+
+
+# --- wrong values and places
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["data.root="], "root is empty: is it a shell variable that is not set?"),
+        (["data.patch_px=1e9"], "patch_px=1000000000.0 is not usable: give one positive number of pixels"),
+        (["data.splits={train: nan}"], "'data.splits.train' is nan: give a number."),
+        (["model.optimizer.lr=nan"], "'model.optimizer.lr' is nan: give a number."),
+        (["ckpt="], "ckpt='': give the path of a checkpoint, best or last; null for none"),
+        (["ckpt=[a]"], "ckpt=['a']: give the path of a checkpoint"),
+        (["resume="], "resume='': give latest, or the folder of a run"),
+        (["resume=latest", "ckpt=best"], "resume=latest and ckpt=best: give one of them"),
+        (["paths.runs="], "paths.runs is empty: is it a shell variable that is not set?"),
+        (["name=../.."], "name='../..' is part of the run folder: choose a plain name"),
+        (["name=/tmp/x"], "name='/tmp/x' is part of the run folder"),
+        (["data.samples=count:16"], "samples='count:16' must hold names and values: in a shell, quote the braces"),
+        (["model.width=3"], "unknown key 'model.width'. Did you mean 'model.net.width'?"),
+        (["trainer.limit_train_batchs=3"], "Did you mean 'trainer.limit_train_batches'?"),
+        (["trainer.max_stps=3"], "Did you mean 'trainer.max_steps'?"),
+        (["-m", "trainer.limit_train_batchs=3,4"], "Did you mean 'trainer.limit_train_batches'?"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_leaves_nothing(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *words]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["ckpt=nope.ckpt"], 3, "ckpt=nope.ckpt is not a file: give the path of a checkpoint that fit wrote, or best"),
+        (["ckpt=last"], 3, "no last.ckpt below runs/fit/stripe: run fit first, or give ckpt=<path>"),
+        (["ckpt=best"], 3, "no best.ckpt below runs/fit/stripe"),
+        (["resume=latest"], 3, "no last.ckpt or interrupted.ckpt or step.ckpt below runs/fit/stripe"),
+        (["resume=nowhere"], 3, "resume=nowhere is not a folder: give latest, or the folder of a run"),
+        (["ckpt=text.ckpt"], 4, "text.ckpt is no checkpoint that can be read: it is damaged, or holds more than data"),
+        (["ckpt=empty.ckpt"], 4, "empty.ckpt is no checkpoint that can be read"),
+        (["ckpt=number.ckpt"], 4, "number.ckpt is no checkpoint: it holds a int"),
+        (["ckpt=weights.ckpt"], 4, "weights.ckpt holds no loops, optimizer_states: training goes on from a checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
+    words: list[str], code: int, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.ckpt").write_text("not a checkpoint")
+    (tmp_path / "empty.ckpt").write_bytes(b"")
+    torch.save(3, tmp_path / "number.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
+    assert main(["fit", *words]) == code
+    err = capsys.readouterr().err
+    assert text in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Install) -> None:
+    def write(cfg: DictConfig) -> dict[str, float | int | str]:
+        (Path(cfg.paths.run) / "kept.txt").write_text("made before the error")
+        raise errors.ConfigError("a wrong value")
+
+    install(write)
+    assert main(["show"]) == 2
+    assert list(tmp_path.rglob("kept.txt"))
+    assert list(tmp_path.rglob(".hydra"))
+
+
+@pytest.mark.parametrize(
+    "words", [["trainer.limit_train_batches=10"], ["+trainer.max_steps=4"], ["++trainer.max_steps=4"]]
+)
+def test_every_argument_of_a_class_can_be_typed(words: list[str], install: Install) -> None:
+    seen: list[DictConfig] = []
+
+    def note(cfg: DictConfig) -> dict[str, float | int | str]:
+        seen.append(cfg)
+        return {}
+
+    install(note)
+    assert main(["show", *words]) == 0
+    key, value = words[0].lstrip("+").split("=")
+    assert seen[0].trainer[key.partition(".")[2]] == int(value)

@@ -71,7 +71,7 @@ class SampleWriter:
         self.fields: dict[str, FieldSpec] = {}
         with _unchanged_generators() as drawn:
             first = dataset[0]
-        self.draws = drawn()
+            self.draws = drawn()
         self.structure = self._describe(first, "") if collate_fn is None else Leaf("", None)
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class SampleWriter:
                 break
             with _unchanged_generators() as drawn:
                 self.dataset[index]
-            self.draws = drawn()
+                self.draws = drawn()
         return self.draws
 
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> dict[str, list[Any]]:

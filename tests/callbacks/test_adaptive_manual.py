@@ -470,3 +470,29 @@ def _steps(notes: Notes) -> list[dict[str, float]]:
 
 def _scale(first: float) -> MixedPrecision:
     return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=first, growth_interval=1000))
+
+
+def test_more_optimizer_steps_than_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Manual(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.layer = torch.nn.Linear(3, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.layer(batch).mean())
+            optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_epochs=1, callbacks=[AdaptiveBatchSize(initial_size=2)], accelerator="cpu", **options)
+    trainer.fit(Manual(), DataLoader(torch.rand(32, 3), batch_size=8))
+    said = [record.message for record in caplog.records if "each a training_step of its own" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("batch 0 went through in 4 pieces")
+    assert "the optimizers step 4 times for this batch" in said[0]
+    assert trainer.global_step == 16

@@ -10,7 +10,14 @@ from omegaconf import OmegaConf
 
 from lit_data.commands import sweep_process
 from lit_data.commands.compose import compose
-from lit_data.commands.sweep_options import SweepOptions, choose_direction, find_monitor, optimized_metric, read_options
+from lit_data.commands.sweep_options import (
+    SweepOptions,
+    choose_direction,
+    find_monitor,
+    optimized_metric,
+    read_options,
+    settle_direction,
+)
 from lit_data.commands.sweep_plot import draw_sweep, sort_values
 from lit_data.commands.sweep_process import describe_failure, run_process
 from lit_data.commands.sweep_record import JobRecord, check_same, digest_config, read_record, write_record
@@ -219,3 +226,52 @@ def test_jobs_elsewhere_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptu
     watch.look()
     watch.look()
     assert caplog.messages == ["job 3 (4 of 5): running: seed=1", "job 3 (4 of 5): killed: ended by SIGKILL"]
+
+
+# --- one direction
+
+
+def _with_sweeper(direction: object, mode: str = "max", monitor: str | None = "val/score") -> Any:
+    callbacks = {"checkpoint": {"monitor": monitor, "mode": mode}} if monitor else {}
+    return OmegaConf.create({"hydra": {"sweeper": {"direction": direction}}, "callbacks": callbacks})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "options", "mode", "word"),
+    [
+        (_with_sweeper(None), SweepOptions(mode="min", metric="val/loss"), "min", "minimize"),
+        (_with_sweeper(None), SweepOptions(mode="max", metric="val/loss"), "max", "maximize"),
+        (_with_sweeper(None), SweepOptions(), "max", "maximize"),
+        (_with_sweeper(None, "min"), SweepOptions(metric="val/score"), "min", "minimize"),
+        (_with_sweeper("minimize"), SweepOptions(metric="x"), "min", "minimize"),
+        (_with_sweeper("maximize"), SweepOptions(mode="max"), "max", "maximize"),
+    ],
+)
+def test_sweeper_and_table_have_one_direction(cfg: Any, options: SweepOptions, mode: str, word: str) -> None:
+    settled, words = settle_direction(cfg, options)
+    assert (settled.mode, words) == (mode, [f"hydra.sweeper.direction={word}"])
+
+
+@pytest.mark.parametrize(
+    ("cfg", "options", "text"),
+    [
+        (
+            _with_sweeper("maximize"),
+            SweepOptions(mode="min"),
+            "sweep.mode=min and hydra.sweeper.direction=maximize con",
+        ),
+        (_with_sweeper(None), SweepOptions(metric="other"), "which values of other are good"),
+        (_with_sweeper(None, monitor=None), SweepOptions(), "which values of the metric are good"),
+        (_with_sweeper("upwards"), SweepOptions(), "hydra.sweeper.direction=upwards is unknown"),
+    ],
+)
+def test_a_direction_that_is_unclear_or_contradicts_is_refused(cfg: Any, options: SweepOptions, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        settle_direction(cfg, options)
+
+
+def test_a_sweeper_without_a_direction_gets_none() -> None:
+    cfg = OmegaConf.create({"hydra": {"sweeper": {"params": None}}})
+    assert settle_direction(cfg, SweepOptions()) == (SweepOptions(), [])
+    several = _with_sweeper(["minimize", "maximize"])
+    assert settle_direction(several, SweepOptions())[1] == []

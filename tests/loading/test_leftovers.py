@@ -133,3 +133,26 @@ def test_five_starts_after_a_kill_just_work(folder: Path) -> None:
         output, errors = again.communicate(timeout=30)
         assert (again.returncode, output, errors) == (0, b"end\n", b"")
         assert psutil.wait_procs(workers, timeout=6)[1] == []
+
+
+def test_a_forked_process_that_lets_a_loader_go_leaves_its_workers_alone() -> None:
+    script = """
+        import gc, os, torch
+        from lit_data.loading import LoaderOptions, MicroBatchLoader
+
+        options = LoaderOptions(batch_size=5, worker_kind="process", num_workers=2, start_method="fork")
+        loader = MicroBatchLoader(torch.arange(64), options, shuffle=True)
+        batches = iter(loader)
+        next(batches)
+        pid = os.fork()
+        if not pid:
+            del batches, loader
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(len(list(batches)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("12\n", "")

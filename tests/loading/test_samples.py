@@ -205,3 +205,114 @@ def test_what_cannot_be_put_into_a_batch_is_refused(value: Any, message: str) ->
 
 def test_structures_are_those_of_default_collate() -> None:
     assert type(default_collate([(1, 2), (3, 4)])) is list  # what SampleWriter follows
+
+
+# --- samples of several sizes
+
+
+def _sized(index: int) -> tuple[torch.Tensor, int]:
+    return torch.full((2, 3 + index % 3, 4), index, dtype=torch.uint8), index
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"batch_size": 1}, {"batch_size": 4, "micro_batch_size": 1}, {"batch_size": 4}], ids=str
+)
+def test_samples_of_another_size_are_refused_and_never_rewrapped(kind: dict[str, Any], sizes: dict[str, int]) -> None:
+    loader = MicroBatchLoader(Made(_sized), LoaderOptions(**sizes, **kind))
+    message = r"part 0 of a sample has shape \[2, \d, 4\] and that of sample 0 has \[2, 3, 4\]: .*collate_fn=list"
+    with pytest.raises(DataError, match=message):
+        list(loader)
+
+
+def test_a_sample_of_one_number_in_a_list_is_none_of_a_number() -> None:
+    dataset = Made(lambda index: {"value": 3.0 if index == 0 else np.ones(1)}, 2)
+    with pytest.raises(DataError, match=r"value has shape \[1\] and that of sample 0 has \[\]"):
+        list(MicroBatchLoader(dataset, LoaderOptions(batch_size=1, worker_kind="inline")))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_collate_function_makes_batches_of_whole_samples(kind: dict[str, Any]) -> None:
+    def together(samples: list[Any]) -> tuple[Any, ...]:
+        return tuple(zip(*samples, strict=True))
+
+    loader = MicroBatchLoader(Made(_sized), LoaderOptions(batch_size=5, **kind), shuffle=True, collate_fn=together)
+    expected = [
+        index.item()
+        for batch in MicroBatchLoader(range(23), LoaderOptions(batch_size=5), shuffle=True)
+        for index in batch
+    ]  # type: ignore[arg-type]
+    batches = list(loader)
+    assert [len(images) for images, _ in batches] == [5, 5, 5, 5, 3]
+    assert [index for _, indices in batches for index in indices] == expected
+    for images, indices in batches:
+        assert all(torch.equal(image, _sized(index)[0]) for image, index in zip(images, indices, strict=True))
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_batch_size_of_collated_batches_can_change(kind: dict[str, Any]) -> None:
+    loader = MicroBatchLoader(Made(_sized), LoaderOptions(batch_size=5, resizable=True, **kind), collate_fn=list)
+    sizes = []
+    for batch in loader:
+        sizes.append(len(batch))
+        loader.batch_size = 2
+    assert sizes == [5, *[2] * 9]
+    loader.close()
+
+
+def test_a_collate_function_has_no_micro_batches_and_no_rows() -> None:
+    with pytest.raises(ConfigError, match="collate_fn makes a batch of whole samples: leave out micro_batch_size"):
+        MicroBatchLoader(Made(_sized), LoaderOptions(micro_batch_size=2), collate_fn=list)
+
+    class Writer(Made):
+        fields: dict[str, Any] = {}  # noqa: RUF012
+
+        def write_into(self, rows: Any, indices: Any, epoch: int) -> None: ...
+
+    loader = MicroBatchLoader(Writer(_sized), LoaderOptions(), collate_fn=list)
+    with pytest.raises(ConfigError, match="Writer writes into the rows of a batch itself: leave out collate_fn"):
+        list(loader)
+
+
+# --- datasets that draw
+
+
+class ManyDrawn(Made):
+    """As Hugging Face's datasets with a random transform."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, torch.rand(2)) for index in indices]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+
+def _drawn(kind: dict[str, Any], dataset: Any, **options: Any) -> list[float]:
+    torch.rand(1)  # as a run before it may have left the generators
+    loader = MicroBatchLoader(dataset, LoaderOptions(**options, **kind), shuffle=True)
+    found = {int(n): value.tolist() for batch in loader for n, value in zip(batch[0], batch[1], strict=True)}
+    loader.close()
+    return [found[number] for number in sorted(found)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "dataset", [ManyDrawn(None), Made(lambda index: (index, torch.rand(2)))], ids=["many at once", "one by one"]
+)
+def test_what_is_drawn_is_the_same_tomorrow(
+    kind: dict[str, Any], dataset: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = _drawn(kind, dataset, batch_size=5)
+    assert len({tuple(value) for value in map(tuple, first)}) == len(first)
+    assert _drawn(kind, dataset, batch_size=3) == first
+    warned = "draws from the global generators" in caplog.text
+    assert warned == (kind["worker_kind"] == "thread"), "threads are refused, and that is told"
+
+
+def test_threads_are_refused_where_only_a_later_sample_draws() -> None:
+    dataset = Made(lambda index: torch.rand(1) if index > 20 else torch.zeros(1))
+    loader = MicroBatchLoader(dataset, LoaderOptions(worker_kind="thread", num_workers=2))
+    assert (loader.choice.kind, loader.choice.workers) == ("process", 2)
+    plain = MicroBatchLoader(Made(_sized), LoaderOptions(worker_kind="thread", num_workers=2), collate_fn=list)
+    assert plain.choice.kind == "thread"

@@ -43,6 +43,20 @@ def _add_text(root: Path) -> list[str]:
     return ["notes.png", "page.png", "not an image"]
 
 
+def _spoil_both_passes(root: Path) -> list[str]:
+    """One file that its header gives away, and one that only decoding does."""
+    _add_text(root)
+    _cut_jpegs(root)
+    return ["notes.png", "page.png", "x.jpg", "y.jpg", "4 of 10 images"]
+
+
+def _mask_folder_beside(root: Path) -> list[str]:
+    """As the drawn set's own folder, given as the root."""
+    (root / "test_masks").mkdir()
+    cv2.imwrite(str(root / "test_masks/0.png"), np.zeros((64, 64), np.uint8))
+    return ["test_masks/0.png", "its folder is named 'test_masks': if these are masks, set data.masks=test_masks"]
+
+
 def _mix_depths(root: Path) -> list[str]:
     _image(root / "deep.png", dtype=np.uint16)
     return ["uint8", "uint16", "deep.png"]
@@ -56,7 +70,8 @@ def _mask_of_another_size(root: Path) -> list[str]:
     return ["1.png: 64 x 60", "4.png: 64 x 60", "2 masks differ"]
 
 
-SPOILS = [_make_empty, _misspell, _cut_jpegs, _add_text, _mix_depths, _mask_of_another_size]
+SPOILS = [_make_empty, _misspell, _cut_jpegs, _add_text, _spoil_both_passes, _mask_folder_beside, _mix_depths]
+SPOILS += [_mask_of_another_size]
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__.strip("_"))
@@ -97,3 +112,58 @@ def _digest(folder: Path) -> dict[str, tuple[str, int]]:
         for path in folder.rglob("*")
         if path.is_file() and path.relative_to(folder).parts[0] not in ("runs", "cache")
     }
+
+
+def _masked_set(root: Path, edges: int = 0) -> list[str]:
+    """Images with masks, of which the first ones have grey edges."""
+    (root / "masks").mkdir(parents=True)
+    for number in range(6):
+        _image(root / f"{number}.png")
+        mask = np.zeros((64, 64), np.uint8)
+        mask[8:16, 8:16] = 255
+        if number < edges:
+            mask[7, 8:16], mask[16, 8:16] = 3, 130
+        cv2.imwrite(str(root / "masks" / f"{number}.png"), mask)
+    words = [f"data.root={root}", f"paths.runs={root.parent}/runs", f"paths.cache={root.parent}/cache"]
+    return [*words, "data.patch_px=32", "data.masks=masks", "data.splits={test: 1.0}"]
+
+
+def test_masks_with_grey_edges_name_what_helps_and_it_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = _masked_set(tmp_path / "images", edges=2)
+    assert main(["prepare", *words]) == 3
+    message = capfd.readouterr().err
+    assert "set mask_read.threshold=128" in message
+    assert "2 of 6 images are bad" in message
+    assert main(["prepare", *words, "data.mask_read.threshold=128"]) == 0
+
+
+@pytest.mark.parametrize("threshold", [0, 70000, 1.5])
+def test_a_threshold_out_of_range_is_refused(
+    threshold: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = _masked_set(tmp_path / "images")
+    assert main(["prepare", *words, f"data.mask_read.threshold={threshold}"]) == 2
+    assert f"threshold={threshold} must be a whole number from 1 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("experiment", ["stripe", "watermark"])
+def test_images_are_left_out_with_their_bad_masks(
+    experiment: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*_masked_set(tmp_path / "images", edges=2), "data.mask_splits=[test]"]
+    (tmp_path / "images/5.png").write_bytes(b"not an image, though it has a mask")
+    assert main(["prepare", f"experiment={experiment}", *words, "data.on_bad=skip"]) == 0
+    assert "test: 2 images are left out with their masks, which are bad" in capfd.readouterr().out
+
+
+def test_masks_beside_their_images_are_told_apart_in_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in _masked_set(tmp_path / "images") if not word.startswith("data.masks")]
+    assert main(["prepare", *words, "data.masks=."]) == 3
+    message = capfd.readouterr().err
+    assert "is the folder of the images itself, so every file would count as a mask: move the masks" in message
+
+
+def test_good_files_are_answered_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in _masked_set(tmp_path / "images") if not word.startswith("data.splits")]
+    assert main(["prepare", *words, "prepare.check=true", "data.splits={train: 0.5, val: 0.5}"]) == 0
+    assert "6 images good; 3 / 3 / 0 train, val, test\n" in capfd.readouterr().out

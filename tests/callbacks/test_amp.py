@@ -281,3 +281,12 @@ def test_nothing_is_left_after_fp32(caplog: pytest.LogCaptureFixture) -> None:
     train(Model(range(1, 8)), AMP("fp32", fall_back_after=3))
     messages = [message for message in caplog.messages if "nothing is left to fall back to: lower the" in message]
     assert len(messages) == 2
+
+
+def test_what_was_chosen_is_said_once(caplog: pytest.LogCaptureFixture, fast_bf16: bool) -> None:
+    caplog.set_level("INFO")
+    trainer = make_trainer(AMP("auto"))
+    for stage in (trainer.fit, trainer.validate, trainer.test):
+        stage(Model(), loader())  # type: ignore[operator]
+    said = [record.message for record in caplog.records if record.message.startswith("AMP: ")]
+    assert said == [f"AMP: {'bf16' if fast_bf16 else 'fp32'} on cpu, chosen for it"]

@@ -1,9 +1,11 @@
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_data.commands.reports.comparison import choose_metrics, find_differences, rank
+from lit_data.commands.reports.run_parts import find_scores, show_tiles
 from lit_data.commands.reports.runs import Run, describe_age, read_run
 from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
 
@@ -47,3 +49,16 @@ def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Pat
 )
 def test_age_is_said_in_words(ago_s: float, words: str) -> None:
     assert describe_age(1e9, 1e9 + ago_s).endswith(f", {words} before this page was written")
+
+
+def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path: Path) -> None:
+    memory = {"memory/peak_allocated_bytes": 5 * 2**20, "memory/peak_rss_bytes": 6 * 2**20, "peak_rss_bytes": 7 * 2**20}
+    summary = {"command": "fit", "valid_iou": 0.5, "test_iou": 0.25, "test_f1": 0.75, "train/mean_step_s": 1.0} | memory
+    folder = make_run(tmp_path / "run", summary=summary)
+    (folder / "machine.json").write_text(json.dumps({"device": "cpu"}))
+    run = read_run(folder, 0, "run")
+    assert find_scores(run) == ["test_iou", "test_f1"]
+    tiles = str(show_tiles(run))
+    assert ("iou" in tiles, "device memory" in tiles, "host memory" in tiles) == (True, False, True)
+    (folder / "machine.json").write_text(json.dumps({"device": "NVIDIA"}))
+    assert "device memory" in str(show_tiles(read_run(folder, 0, "run")))

@@ -1,0 +1,71 @@
+"""How many samples a batch has, as far as its loader tells."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from lit_data.callbacks.loader_facts import count_batch, read_loader
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+
+NUMBERS: Any = list(range(10))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def _trainer(loader: Any, stage: RunningStage = RunningStage.TRAINING, **more: Any) -> Any:
+    loaders = dict.fromkeys(("train_dataloader", "val_dataloaders", "test_dataloaders", "predict_dataloaders"), loader)
+    return SimpleNamespace(state=SimpleNamespace(stage=stage), **loaders, **more)
+
+
+@pytest.mark.parametrize(
+    ("loader", "sizes", "stacked"),
+    [
+        (DataLoader(NUMBERS, 4), {4, 2}, True),
+        (DataLoader(NUMBERS, 4, drop_last=True), {4}, True),
+        (DataLoader(NUMBERS, 5, collate_fn=list), {5}, False),
+        (DataLoader(NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 4, False)), {4, 2}, True),
+        (DataLoader(Stream(), 4), {1, 2, 3, 4}, True),
+        (DataLoader(NUMBERS, batch_size=None), set(), False),
+        (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4)), {4, 2}, True),
+        (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4), collate_fn=list), {4, 2}, False),
+        (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4, resizable=True)), set(), True),
+        (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=2), shuffle=True, world_size=3), {2, 1}, True),
+        ([[torch.zeros(3)]], set(), False),
+        (SimpleNamespace(batch_size="many"), set(), False),
+    ],
+)
+def test_what_a_loader_tells(loader: Any, sizes: set[int], stacked: bool) -> None:
+    facts = read_loader(_trainer(loader))
+    assert (set(facts.sizes), facts.stacked) == (sizes, stacked)
+
+
+@pytest.mark.parametrize(
+    ("stage", "index", "size"),
+    [
+        (RunningStage.VALIDATING, 0, 4),
+        (RunningStage.SANITY_CHECKING, 1, 5),
+        (RunningStage.TESTING, 1, 5),
+        (RunningStage.PREDICTING, 0, 4),
+    ],
+)
+def test_of_several_loaders_that_of_the_batch_is_asked(stage: RunningStage, index: int, size: int) -> None:
+    loaders = [DataLoader(NUMBERS, 4), DataLoader(NUMBERS, 5)]
+    for both in (loaders, dict(zip("ab", loaders, strict=True))):
+        assert size in read_loader(_trainer(both, stage), index).sizes
+    assert read_loader(_trainer(loaders, stage), 2).sizes == ()
+
+
+def test_a_list_that_a_datamodule_made_of_stacked_samples_is_counted_by_its_entries() -> None:
+    images = [torch.zeros(3, 8, 8)] * 4
+    stacking = MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4))
+    made = _trainer(stacking, datamodule=SimpleNamespace(stacks_samples=False))
+    assert count_batch(made, images) == 4
+    assert count_batch(_trainer(stacking), [torch.zeros(4, 3), torch.zeros(4, 3)]) == 4

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from typing_extensions import override
 
 from lit_data.commands.locate import resolve_target
-from lit_data.commands.targets import allowed_names
+from lit_data.commands.targets import allowed_names, trusted_names
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig
         key: Its name.
         typed: Keys of the command line.
     """
-    target = resolve_target(node._target_, key, allowed_names())
+    target = resolve_target(node._target_, key, allowed_names(), trusted_names())
     arguments = _arguments(target)
     left_out = [str(name) for name in node if key == "data" and name in _BROUGHT_ALONG and name not in typed]
     if f"{key}._target_" in typed:

@@ -3,10 +3,11 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from lit_data.commands.locate import resolve_target
-from lit_data.commands.targets import allowed_names, check_targets, find_targets
+from lit_data.commands.targets import allowed_names, check_targets, find_targets, trusted_names
 from lit_data.errors import ConfigError
 
 _LOGGING_NAMES = (
@@ -44,18 +45,45 @@ def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> Non
         _check_installed(str(target), key)
         with warnings.catch_warnings():  # optuna 2 speaks to SQLAlchemy in the old way
             warnings.filterwarnings("ignore", "Deprecated API features detected", DeprecationWarning)
-            resolve_target(str(target), key, allowed_names(hydra=True))
+            resolve_target(str(target), key, allowed_names(hydra=True), trusted_names())
     _check_launcher(hydra.get("launcher") or {}, typed)
     _check_sweeper(hydra.get("sweeper") or {})
     for group in ("hydra_logging", "job_logging"):
         for key, name in _find_factories(hydra.get(group), f"hydra.{group}"):
             if name not in _LOGGING_NAMES:
                 raise ConfigError(f"'{key}' is {name!a}, which is not allowed. Allowed: {', '.join(_LOGGING_NAMES)}.")
-    for name in hydra.get("job", {}).get("env_set", {}):
-        if str(name).upper().startswith(_CODE_PATHS):
+    _check_files(hydra, typed)
+    for name in hydra.get("job", {}).get("env_set") or {}:
+        is_path = str(name).upper().startswith(_CODE_PATHS)
+        if is_path or not _is_typed(f"hydra.job.env_set.{name}", typed):
             raise ConfigError(
-                f"'hydra.job.env_set.{name}' is not allowed; set {name} in the shell that starts the run."
+                f"'hydra.job.env_set.{name}' is not allowed{'' if is_path else ' in a file'}; set {name} in the shell "
+                "that starts the run."
             )
+
+
+def _check_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
+    """Refuse a file that leads what a run writes by itself out of its folder: a shell reads some names at its start."""
+    folder = Path(str(hydra.get("runtime", {}).get("output_dir", ".")))
+    inner = hydra.get("output_subdir")
+    if inner and not _is_typed("hydra.output_subdir", typed) and len(Path(str(inner)).parts) != 1:
+        raise ConfigError(f"'hydra.output_subdir' is {inner!r}: it must be a plain name.")
+    for group in ("hydra_logging", "job_logging"):
+        for name, handler in ((hydra.get(group) or {}).get("handlers") or {}).items():
+            key = f"hydra.{group}.handlers.{name}.filename"
+            path = handler.get("filename") if isinstance(handler, Mapping) else None
+            if path is None or _is_typed(key, typed):
+                continue
+            place = Path(str(path))
+            if place.suffix != ".log" or place.name.startswith(".") or place.absolute().parent != folder.absolute():
+                raise ConfigError(
+                    f"'{key}' is {str(path)!a}: a file may only name a .log in the run folder; give others on the "
+                    "command line."
+                )
+
+
+def _is_typed(key: str, typed: Sequence[str]) -> bool:
+    return any(word.lstrip("+").startswith((f"{key}=", f"{key}.")) for word in typed)
 
 
 def _check_installed(target: str, key: str) -> None:
@@ -77,7 +105,7 @@ def _check_launcher(launcher: Mapping[str, Any], typed: Sequence[str]) -> None:
     """A launcher's texts become lines of a shell script."""
     for name in _SHELL_KEYS:
         key = f"hydra.launcher.{name}"
-        if launcher.get(name) and not any(word.lstrip("+").startswith((f"{key}=", f"{key}.")) for word in typed):
+        if launcher.get(name) and not _is_typed(key, typed):
             raise ConfigError(f"'{key}' goes into a shell script: give it on the command line, not in a file.")
     for name, value in launcher.items():
         if isinstance(value, str) and not value.isprintable():
@@ -90,7 +118,8 @@ def _check_sweeper(sweeper: Mapping[str, Any]) -> None:
         raise ConfigError("'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: choice(a, b).")
     if function := sweeper.get("custom_search_space"):
         check_targets({"hydra": {"sweeper": {"custom_search_space": {"_target_": function}}}})
-        resolve_target(function, "hydra.sweeper.custom_search_space", allowed_names(hydra=True))
+        key = "hydra.sweeper.custom_search_space"
+        resolve_target(function, key, allowed_names(hydra=True), trusted_names())
 
 
 def _find_factories(node: object, key: str) -> Iterator[tuple[str, object]]:

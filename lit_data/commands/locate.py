@@ -8,7 +8,33 @@ from typing import Any
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
-_REFUSED = ("lit_data.cli", "lit_data.commands")  # they run commands and build objects themselves
+_REFUSED = (
+    "lit_data.cli",  # they run commands and build objects themselves
+    "lit_data.commands",
+    "torchmetrics.text",  # these load models by a name or a path that they are given
+    "torchmetrics.audio",
+    "torchmetrics.multimodal",
+)
+_PACKAGES = ("augment", "callbacks", "datamodules", "loading", "modules", "synthesis")
+"""Packages of lit_data whose exported classes a configuration may name."""
+_CLASSES = frozenset(
+    f"lit_data.{name}"
+    for name in (
+        *("grid.PatchGrid", "mosaic.MosaicSpec", "datasets.ct_windows.WindowSpec"),
+        *("io.options.ReadOptions", "io.masks.MaskOptions", "io.remote.options.RemoteOptions"),
+        *("io.volumes.resampling.Resolution", "synthesis.watermarks.spec.WatermarkSpec"),
+    )
+)
+"""Further ones, under their own names."""
+_FUNCTIONS = frozenset(
+    {
+        "lit_data.augment.builders.detection_augment",
+        "lit_data.augment.builders.segmentation_augment",
+        "lit_data.augment.builders.stripe_augment",
+        "torch.distributed.fsdp.wrap.size_based_auto_wrap_policy",
+    }
+)
+"""All functions that a configuration may name without a package of its own: they only build what they return."""
 
 
 def is_below(name: str, places: Sequence[str]) -> bool:
@@ -18,11 +44,17 @@ def is_below(name: str, places: Sequence[str]) -> bool:
     return not refused and any(dotted.startswith(f"{place}.") for place in places)
 
 
-def resolve_target(target: str, key: str, allowed: Sequence[str]) -> Callable[..., Any]:
+def resolve_target(target: str, key: str, allowed: Sequence[str], trusted: Sequence[str] = ()) -> Callable[..., Any]:
     """Import what a checked target names, and check what was found under its own name.
 
+    Args:
+        target: A dotted name.
+        key: Where it stands, for messages.
+        allowed: Places it may lie below.
+        trusted: Those of them whose functions and private names are allowed too: packages of the user's own.
+
     Raises:
-        ConfigError: nothing is found, or it is not a class or a module's function at an allowed place.
+        ConfigError: nothing is found, or it is not a public class at an allowed place, nor a function that is listed.
     """
     found = _locate(target, key)
     if not isinstance(found, type) and not (isinstance(found, FunctionType) and "." not in found.__qualname__):
@@ -30,7 +62,23 @@ def resolve_target(target: str, key: str, allowed: Sequence[str]) -> Callable[..
     own_name = f"{found.__module__}.{found.__qualname__}"
     if not is_below(own_name, allowed):
         raise ConfigError(f"'{key}' is '{target}', which is really '{own_name}' and not allowed.")
+    if not (is_below(own_name, trusted) or own_name in _FUNCTIONS or _is_public(found, own_name)):
+        raise ConfigError(
+            f"'{key}' is '{target}', which is not allowed: of what is installed only public classes are. Name a "
+            "package of your own on the command line: --package NAME."
+        )
     return found
+
+
+def _is_public(found: object, own_name: str) -> bool:
+    """Whether this is a class that its package offers; of lit_data only those that are made for configurations."""
+    if not isinstance(found, type) or found.__name__.startswith("_"):
+        return False
+    package, _, rest = own_name.partition(".")
+    if package != "lit_data" or own_name in _CLASSES:
+        return True
+    room = rest.partition(".")[0]
+    return room in _PACKAGES and found.__name__ in import_module(f"lit_data.{room}").__all__
 
 
 def _locate(target: str, key: str) -> object:

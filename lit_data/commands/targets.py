@@ -35,11 +35,12 @@ ALLOWED = (
     "lightning.pytorch.strategies",
     "lightning.pytorch.plugins",
     "lightning.fabric.plugins",  # where lightning.pytorch.plugins takes some of its classes from
-    "lightning.pytorch.demos",
+    "lightning.pytorch.demos.boring_classes",
     "torch.distributed.fsdp.wrap",  # which parts of a model are cut
 )
 ALLOWED_FOR_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
 _NAME = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
+_PRIVATE = re.compile(r"(^|\.)_")
 _PACKAGE = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _SPECIAL_KEYS = ("_target_", "_args_", "_partial_")
 
@@ -66,6 +67,11 @@ def allow_packages(packages: Sequence[str]) -> Iterator[None]:
 def allowed_names(*, hydra: bool = False) -> tuple[str, ...]:
     """The places a target may lie below: those of the `hydra` node, or those of everything else."""
     return (*(ALLOWED_FOR_HYDRA if hydra else ALLOWED), *_packages.get())
+
+
+def trusted_names() -> tuple[str, ...]:
+    """The packages that the command line allows: their functions and private names may be named too."""
+    return _packages.get()
 
 
 def check_targets(cfg: Container | Mapping[str, Any] | Sequence[Any], extra: Sequence[str] = ()) -> None:
@@ -140,7 +146,9 @@ def _resolve(cfg: Container | Mapping[str, Any] | Sequence[Any]) -> Any:  # noqa
 
 def _check_name(target: object, key: str, allowed: Sequence[str]) -> None:
     if isinstance(target, str) and _NAME.fullmatch(target) and is_below(target, allowed):
-        return
+        shown = target.removeprefix("hydra._internal.")  # where Hydra has its own launcher and sweeper
+        if is_below(target, trusted_names()) or not _PRIVATE.search(shown):
+            return
     raise ConfigError(
         f"'{key}' is {target!a}, which is not allowed. Allowed is what lies below {', '.join(allowed)}; "
         "name a package of your own on the command line: --package NAME."
@@ -160,7 +168,7 @@ def _build(plain: Any, key: str) -> Any:  # noqa: ANN401 - YAML data becomes obj
 def _build_object(
     plain: Mapping[str, Any], key: str, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
 ) -> Any:  # noqa: ANN401 - whatever the target makes
-    target = resolve_target(plain["_target_"], join_key(key, "_target_"), allowed_names())
+    target = resolve_target(plain["_target_"], join_key(key, "_target_"), allowed_names(), trusted_names())
     positional, partial = _read_special(plain, key)
     positional = (*args, *positional)
     given = {name: _build(value, join_key(key, name)) for name, value in plain.items() if name not in _SPECIAL_KEYS}

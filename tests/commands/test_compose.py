@@ -293,6 +293,32 @@ def test_log_handlers_of_a_file_are_checked(write: Write, text: str, name: str) 
         compose("fit", ["experiment=mine"], config_dir=folder)
 
 
+@pytest.mark.parametrize("name", ["OPENSSL_CONF", "CXX", "AWS_CONFIG_FILE", "HOME", "BASH_ENV"])
+def test_variables_are_set_by_the_command_line_alone(write: Write, name: str) -> None:
+    folder = write("experiment/mine.yaml", f"# @package _global_\nhydra:\n  job:\n    env_set: {{{name}: /x}}\n")
+    with pytest.raises(ConfigError, match=rf"'hydra\.job\.env_set\.{name}' is not allowed in a file"):
+        compose("fit", ["experiment=mine"], config_dir=folder)
+    assert compose("fit", [f"+hydra.job.env_set.{name}=/x"]).command == "fit"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "job_logging: {handlers: {file: {filename: /root/.bashrc}}}",
+        "job_logging: {handlers: {file: {filename: '${hydra.runtime.output_dir}/../../x.log'}}}",
+        "job_logging: {handlers: {file: {filename: '${hydra.runtime.output_dir}/.profile.log'}}}",
+        "job_logging: {handlers: {file: {filename: '${hydra.runtime.output_dir}/sitecustomize.py'}}}",
+        "hydra_logging: {handlers: {x: {class: logging.FileHandler, filename: /tmp/x.log}}}",
+        "job: {name: ../../x}",
+        "output_subdir: ../../.ssh",
+    ],
+)
+def test_a_file_does_not_lead_logs_out_of_the_run_folder(write: Write, text: str) -> None:
+    folder = write("experiment/mine.yaml", f"# @package _global_\nhydra:\n  {text}\n")
+    with pytest.raises(ConfigError, match=r"may only name a \.log in the run folder|must be a plain name"):
+        compose("fit", ["experiment=mine"], config_dir=folder)
+
+
 @pytest.mark.parametrize("text", ["setup: [id]", "additional_parameters: {wrap: id}"])
 def test_shell_commands_are_taken_from_the_command_line_alone(write: Write, text: str) -> None:
     key, _, value = text.partition(": ")

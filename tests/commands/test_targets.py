@@ -155,11 +155,56 @@ def test_alias_is_refused_and_not_called(target: str) -> None:
         instantiate({"_target_": target})
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        # functions of ours, of which some run or delete
+        "lit_data.io.temp.remove_folder",
+        "lit_data.io.volumes.medical.import_medical",
+        "lit_data.augment.stage_augmentations",
+        # classes of ours that are made for no configuration
+        "lit_data.io.shared.SharedMemory",
+        "lit_data.io.store.DecodedStore",
+        "lit_data.loading.processes.ProcessWorkers",
+        "lit_data.callbacks.memory.post_mortem.PostMortems",
+        "lit_data.errors.DataError",
+        # functions of libraries
+        "torch.nn.init.normal_",
+        "torch.nn.utils.rnn.pad_sequence",
+        "torch.distributed.fsdp.wrap.always_wrap_policy",
+        "lightning.pytorch.loggers.utilities._version",
+        "kornia.augmentation.utils.random_generator",
+    ],
+)
+def test_only_public_classes_that_are_made_for_it_are_allowed(target: str) -> None:
+    with pytest.raises(ConfigError, match=r"not allowed|neither a class nor|there is no"):
+        instantiate({"_target_": target, "_partial_": True})
+
+
+@pytest.mark.usefixtures("no_import")
+@pytest.mark.parametrize(
+    "target",
+    [
+        "lit_data.io.volumes.build_worker._start",
+        "torch.nn.utils._deprecation_utils.lazy_deprecated_import",
+        "lightning.fabric.plugins.precision.utils._ClassReplacementContextManager",
+        "torchmetrics.text.BERTScore",
+        "torch.optim._functional.adam",
+    ],
+)
+def test_private_names_and_loaders_of_models_are_refused_before_import(target: str) -> None:
+    with pytest.raises(ConfigError, match="not allowed"):
+        check_targets({"model": {"_target_": target}})
+
+
 def test_text_that_looks_like_an_interpolation_stays_text() -> None:
     node = OmegaConf.create(
-        {"_target_": "lit_data.errors.DataError", "_args_": [r"\${oc.create:'{_target_: os.system}'}"]}
+        {
+            "_target_": "lightning.pytorch.callbacks.ModelCheckpoint",
+            "filename": r"\${oc.create:'{_target_: os.system}'}",
+        }
     )
-    assert str(instantiate(node)) == "${oc.create:'{_target_: os.system}'}"
+    assert instantiate(node).filename == "${oc.create:'{_target_: os.system}'}"
 
 
 def test_hydra_names_are_allowed_below_hydra_alone() -> None:

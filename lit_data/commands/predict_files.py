@@ -1,5 +1,6 @@
 """Files of a prediction: whole or absent, also where an image is larger than memory."""
 
+import re
 import secrets
 import struct
 import zlib
@@ -16,7 +17,8 @@ from lit_data.errors import StoreError
 from lit_data.io.problems import show_path
 from lit_data.types import Array
 
-PART: Final = ".part"
+PART: Final = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
+"""Names of files that are being written; of an interrupted run they are left over."""
 _SLAB_PX: Final = 2**22
 _COLOUR_TYPES: Final = {1: 0, 3: 2}
 _UP: Final = 2  # PNG filter: each byte less the one above it
@@ -65,7 +67,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StoreError: It cannot be written.
     """
-    part = path.with_name(f".{secrets.token_hex(8)}{PART}")
+    part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

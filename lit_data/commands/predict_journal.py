@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -56,8 +57,8 @@ class Journal:
         self._entries: dict[str, Entry] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for part in [path for path in folder.rglob(f".*{PART}") if path.is_file()]:
-                part.unlink(missing_ok=True)  # of the run that was interrupted
+            if (folder / FINGERPRINT).is_file():  # else there was no run of ours that left anything
+                _remove_parts(folder)
             if resume and (folder / FINGERPRINT).exists():
                 _check_identity(folder / FINGERPRINT, identity)
                 self._read()
@@ -113,6 +114,14 @@ class Journal:
         with suppress(OSError):
             return (self._folder / file[0]).stat().st_size == file[1]
         return False
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what an interrupted run was writing: files of names that only we give, in real folders only."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place) / name for name in names if PART.fullmatch(name)):
+            if stat.S_ISREG(path.lstat().st_mode):
+                path.unlink(missing_ok=True)
 
 
 def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:

@@ -63,9 +63,34 @@ def test_another_run_is_named_by_what_differs(folder: Path) -> None:
 
 def test_leftovers_of_a_killed_run_go(folder: Path) -> None:
     (folder / "masks").mkdir()
-    (folder / "masks" / ".0123.part").touch()
+    left_over = folder / "masks" / ".lit_data-0123456789abcdef.part"
+    theirs = [folder / "masks" / ".download.part", folder / ".thesis.part", folder / ".lit_data-mine.part"]
+    for path in (left_over, *theirs):
+        path.touch()
     Journal(folder, IDENTITY, resume=True)
-    assert not list(folder.rglob("*.part"))
+    assert not left_over.exists()
+    assert all(path.exists() for path in theirs)
+
+
+def test_nothing_is_removed_where_no_run_of_ours_has_been(tmp_path: Path) -> None:
+    paths = [tmp_path / ".lit_data-0123456789abcdef.part", tmp_path / "images.part"]
+    for path in paths:
+        path.touch()
+    (tmp_path / "outside").mkdir()
+    Journal(tmp_path, IDENTITY, resume=False)
+    assert all(path.exists() for path in paths)
+
+
+def test_no_link_is_followed_or_removed(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    kept = outside / ".lit_data-0123456789abcdef.part"
+    kept.touch()
+    (folder / "link").symlink_to(outside)
+    (folder / ".lit_data-fedcba9876543210.part").symlink_to(kept)
+    Journal(folder, IDENTITY, resume=True)
+    assert kept.exists()
+    assert (folder / ".lit_data-fedcba9876543210.part").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["images.jsonl", "fingerprint.json"])

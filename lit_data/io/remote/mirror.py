@@ -10,7 +10,9 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +67,7 @@ class Mirror:
 
         Raises:
             ConfigError: The files are more than allowed.
+            StoreError: A folder of the mirror is a link, or somebody else's, or holds images that no server gave.
             DataError: The server cannot be reached, or files are missing, forbidden or damaged.
             StoreError: The mirror cannot be written.
         """
@@ -76,6 +79,7 @@ class Mirror:
                     f"{self.address}: remote.offline=always, and there is no complete mirror in {self._shown}"
                 )
         try:
+            self._check_own()
             self.folder.mkdir(parents=True, exist_ok=True)
             with build_lock(self.shelf, wait_s=_WAIT_S, is_done=lambda: False):
                 if refresh or not self._is_complete():
@@ -106,12 +110,13 @@ class Mirror:
             manifest = Manifest(self.shelf, self._identity)
             todo = [file for file in files.values() if not self._is_current(file, manifest)]
             gone = [name for name in manifest.entries if name not in files and self.scope.wants(name)]
+            self._check_strangers({*files, *manifest.entries})
             self._check_sizes(files, sum(file.size_bytes for file in todo), len(todo), len(gone))
             kept = {} if todo or gone else manifest.complete
             if todo or gone:
+                self._remove(gone)  # first, so that after a kill the record still knows what is left
                 manifest.forget(gone)
                 manifest.begin()
-            self._drop_strangers(manifest)
             with BytesBar("reading", sum(file.size_bytes for file in todo)) as bar:
                 await Fetcher(connection, manifest, folder=self.folder, temp=temp, bar=bar).run(todo)
             manifest.finish(self.scope.key, len(files), kept=kept)
@@ -158,17 +163,46 @@ class Mirror:
             return False
         return all(find_fault(name) is None and entry.is_at(self.folder / name) for name, entry in wanted.items())
 
-    def _drop_strangers(self, manifest: Manifest) -> None:
-        """Remove files that the record does not know: gone from the server, or put there by somebody."""
-        for folder, folders, names in os.walk(self.folder, topdown=False):
-            for path in (Path(folder) / name for name in names):
-                if path.relative_to(self.folder).as_posix() not in manifest.entries:
-                    path.unlink()
-            for path in (Path(folder) / name for name in folders):
-                if path.is_symlink():
-                    path.unlink()
-                elif not any(path.iterdir()):
-                    path.rmdir()
+    def _check_own(self) -> None:
+        """Refuse links and other people's folders: what is removed or written there would be theirs."""
+        for folder in (self.shelf.parent, self.shelf, self.folder):
+            if not os.path.lexists(folder):
+                continue
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                what = "a link" if stat.S_ISLNK(status.st_mode) else "no folder of this user"
+                raise StoreError(
+                    f"{show_path(folder)} is {what}, and a mirror lies in folders of its own: remove it, or choose "
+                    "another folder with paths.cache=<folder>"
+                )
+
+    def _check_strangers(self, known: Set[str]) -> None:
+        """Refuse links and wanted files that neither record nor server know; nothing that is not ours is removed."""
+        strangers = [
+            path
+            for folder, folders, names in os.walk(self.folder)
+            for path in (Path(folder) / name for name in (*folders, *names))
+            if (path.is_symlink() and path.is_dir()) or self._is_stranger(path, known)
+        ]
+        if strangers:
+            shown = ", ".join(map(show_path, strangers[:3])) + (" ..." if len(strangers) > 3 else "")
+            raise StoreError(
+                f"{self._shown}: {len(strangers)} files of the mirror did not come from {self.address} ({shown}): "
+                "move them away, or remove the whole folder, and it is filled anew"
+            )
+
+    def _is_stranger(self, path: Path, known: Set[str]) -> bool:
+        name = path.relative_to(self.folder).as_posix()
+        return not path.is_dir() and name not in known and self.scope.wants(name)
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """Remove files that the record lists, and the folders that this leaves empty."""
+        for name in names:
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                for folder in path.parents[: len(Path(name).parts) - 1]:
+                    folder.rmdir()
 
     @property
     def _shown(self) -> str:

@@ -147,19 +147,44 @@ def test_what_somebody_changed_in_the_mirror_is_mended(remote: MemoryFileSystem,
     (folder / "a" / "1.png").write_bytes(b"changed")
     (folder / "a" / "2.png").unlink()
     (folder / "a" / "2.png").symlink_to(outside / "keep.png")
-    (folder / "stranger.png").write_bytes(b"?")
-    (folder / "link").symlink_to(outside)
+    (folder / "notes.bak").mkdir()
     assert _files(fetch()) == {"a/1.png": b"one", "a/2.png": b"two", "notes.txt": b"text"}
     assert _files(outside) == {"keep.png": b"mine"}
 
 
-def test_nothing_is_written_through_a_link(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
-    folder, outside = fetch(), tmp_path / "outside"
-    shutil.rmtree(folder / "a")
-    outside.mkdir()
-    (folder / "a").symlink_to(outside)
-    assert _files(fetch())["a/1.png"] == b"one"
-    assert _files(outside) == {}
+def test_what_is_not_of_the_server_is_named_and_stays(remote: MemoryFileSystem, fetch: Open) -> None:
+    folder = fetch()
+    (folder / "stranger.png").write_bytes(b"?")
+    with pytest.raises(
+        StoreError, match=r"1 files of the mirror did not come from memory://set \(.*stranger\.png\): move"
+    ):
+        fetch()
+    assert (folder / "stranger.png").read_bytes() == b"?"
+
+
+def test_what_is_gone_from_the_server_goes_and_nothing_else(
+    remote: MemoryFileSystem, fetch: Open, tmp_path: Path
+) -> None:
+    folder = fetch(scope=Scope.of_images(("a/*",)))
+    (folder / "mine.txt").write_bytes(b"no image")  # not wanted, so in nobody's way
+    remote.rm("/set/a/1.png")
+    assert _files(fetch(scope=Scope.of_images(("a/*",)))) == {"a/2.png": b"two", "mine.txt": b"no image"}
+
+
+@pytest.mark.parametrize("place", ["remote", "shelf", "folder", "a"])
+def test_links_are_refused_and_nothing_behind_them_is_touched(
+    remote: MemoryFileSystem, fetch: Open, tmp_path: Path, place: str
+) -> None:
+    folder = fetch()
+    linked = {"a": folder / "a", "folder": folder, "shelf": folder.parent, "remote": folder.parents[1]}[place]
+    outside = tmp_path / "outside"
+    shutil.move(linked, outside)
+    (outside / "thesis.png").write_bytes(b"mine")
+    before = _files(outside)
+    linked.symlink_to(outside)
+    with pytest.raises(StoreError, match=r"is a link, and a mirror lies in folders of its own|did not come from"):
+        fetch()
+    assert _files(outside) == before
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "A/1.png"])
@@ -296,7 +321,9 @@ def test_a_full_disk_is_named(remote: MemoryFileSystem, fetch: Open, monkeypatch
 
 def test_a_mirror_that_cannot_be_written_is_named(remote: MemoryFileSystem, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match=r"mirror of memory://set cannot be written there .*paths\.cache"):
+    with pytest.raises(
+        StoreError, match=r"file is no folder of this user, and a mirror lies in folders of its own.*paths\.cache"
+    ):
         Root("memory://set", tmp_path / "file", QUICK).refresh()
 
 

@@ -679,3 +679,9 @@ def test_every_argument_of_a_class_can_be_typed(words: list[str], install: Insta
     assert main(["show", *words]) == 0
     key, value = words[0].lstrip("+").split("=")
     assert seen[0].trainer[key.partition(".")[2]] == int(value)
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "last.ckpt")
+    assert main(["fit", "ckpt=last.ckpt"]) == 3
+    assert "ckpt=last.ckpt is not a file" in capsys.readouterr().err

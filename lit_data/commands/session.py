@@ -161,7 +161,7 @@ def _check_checkpoint(ckpt: object) -> Path:
     if not isinstance(ckpt, str) or not ckpt:
         raise ConfigError(f"ckpt={ckpt!r}: give the path of a checkpoint, {' or '.join(_NAMED)}; null for none")
     path = Path(ckpt)
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):  # reading a FIFO would wait for ever
         raise DataError(f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or last")
     return path
 
@@ -189,7 +189,7 @@ def _read_checkpoint(path: Path) -> Mapping[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
         raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
-    except (EOFError, LookupError, RuntimeError, TypeError, ValueError, OSError) as error:
+    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
     if not isinstance(found, Mapping):

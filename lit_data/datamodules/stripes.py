@@ -23,7 +23,7 @@ from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.layouts import ROLES, rule_of
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
-from lit_data.grid import Edges, PatchGrid
+from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.bank import ImageBank, describe_bank
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
@@ -144,7 +144,8 @@ class StripeDataModule(BaseDataModule):
             remote=remote or RemoteOptions(),
         )
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
-        self.patch_px, self.stride_px, self.edges, self.value_range = patch_px, stride_px, edges, value_range
+        self.patch_px, self.stride_px = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)
+        self.edges, self.value_range = edges, value_range
         self.synthesis, self.augment, self.backend = synthesis, augment, DrawingBackend(backend)
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
         self.bank: ImageBank

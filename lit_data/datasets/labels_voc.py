@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 MAX_XML_BYTES: Final = 10_000_000
 
+_FEW: Final = 8  # images of one name that are looked at one by one
 _SIDES: Final = ("xmin", "ymin", "xmax", "ymax")
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}(?:\.[0-9]*)?")
 
@@ -59,6 +60,7 @@ class NameIndex:
         self._paths = ["/" + _normalize(os.fspath(path)).lstrip("/") for path in images]
         self._common = len(posixpath.commonpath([posixpath.dirname(path) for path in self._paths] or ["/"]))
         self._numbers: dict[str, list[int]] = defaultdict(list)
+        self._tails: dict[str, dict[str, list[int]]] = {}  # for names that many images have
         for number, path in enumerate(self._paths):
             name = posixpath.basename(path)
             for key in {name, posixpath.splitext(name)[0]}:
@@ -75,7 +77,10 @@ class NameIndex:
             DataError: There is none, or more than one.
         """
         target = "/" + posixpath.normpath(_normalize(name)).lstrip("/")
-        known = self._numbers.get(posixpath.basename(target), ())
+        name_alone = posixpath.basename(target)
+        known: Sequence[int] = self._numbers.get(name_alone, ())
+        if len(known) > _FEW:
+            known = self._find_tail(name_alone, target, known)
         found = [n for n in known if target in (self._paths[n][-len(target) :], self._stem(n)[-len(target) :])]
         if len(found) > 1:
             found = [n for n in found if split and self._split(n) == split] or found
@@ -84,6 +89,16 @@ class NameIndex:
         if len(found) > 1:
             raise DataError(f"{len(found)} images are named {escape(name)!r}; name them with their folder")
         return found[0]
+
+    def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of many images of one name whose path ends so, by a table instead of one look at each."""
+        if name not in self._tails:
+            tails = self._tails[name] = defaultdict(list)
+            for number in numbers:
+                for path in {self._paths[number], self._stem(number)}:
+                    for place in [place for place, letter in enumerate(path) if letter == "/"]:
+                        tails[path[place:]].append(number)
+        return self._tails[name].get(target, ())
 
     def _stem(self, number: int) -> str:
         return posixpath.splitext(self._paths[number])[0]

@@ -18,7 +18,7 @@ from lit_data.io.problems import Problems, escape
 from lit_data.io.source import naming, open_source, read_whole
 from lit_data.io.survey import OnBad
 
-_NUMBER: Final = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_NUMBER: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"  # never tried twice
 _IS_NUMBER: Final = re.compile(_NUMBER)
 _LINE: Final = re.compile(r"([0-9]{1,9})(?:\.0*)?" + rf"[ \t]+({_NUMBER})" * 4)
 _LARGEST_SHARE: Final = 2.0  # above it a number is in pixels; between 1 and it a box merely lies outside

@@ -142,6 +142,11 @@ class ProcessWorkers:
         raise WorkerDiedError(f"worker {first.pid} {how} while it had {held or 'no sample'}. {hint}") from error
 
     def _describe_hang(self) -> str:
+        if not self._stream.issued:
+            return (
+                f"the workers had not started after timeout_s={self.timeout_s:g} s: is the machine busy, or the "
+                "dataset slow to be sent to them? Raise data.loader.timeout_s, or take fewer data.loader.num_workers"
+            )
         task = self._stream.issued[0]
         busy = [line for line in self.board.lines[1:] if line[SLOT] >= 0]
         busy.sort(key=lambda line: (line[SLOT], line[FIRST]) != (task.slot.serial, task.first))

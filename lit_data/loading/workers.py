@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
@@ -174,7 +175,11 @@ def _work(dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threa
     while (job := todo.get()) is not None:
         if not closing.is_set():
             number, task, answers = job
-            answers.put((number, write(dataset, task.slot.arrays, task.first, task.stop, task.epoch)))
+            try:
+                answer = write(dataset, task.slot.arrays, task.first, task.stop, task.epoch)
+            except BaseException as error:  # else this thread would end without a word, and its task be waited for
+                answer = Failure(error, traceback.format_exc(), describe_samples(dataset, task.indices))
+            answers.put((number, answer))
             del task, answers
         del job  # or the slot would be kept while this thread waits
 

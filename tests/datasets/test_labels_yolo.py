@@ -142,3 +142,13 @@ def test_a_wrong_data_yaml_is_refused(tmp_path: Path, text: str, message: str) -
 def test_classes_must_be_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"classes='abc' must be one or more names"):
         read_yolo_labels([], np.zeros((0, 2), np.int64), [], classes="abc")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "line", ["0 " + "1" * 100_000, "0 0.5 0.5 0.5 " + "9" * 100_000 + "x", "0 " + "0." * 50_000, "1e" * 50_000]
+)
+def test_long_lines_take_no_long_time(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(line)
+    with pytest.raises(DataError):
+        read_yolo_labels(["a.png"], np.array([[10, 10]]), [tmp_path / "a.txt"], classes=["x"])

@@ -390,3 +390,25 @@ def test_a_ring_that_does_not_fit_is_refused_before_it_is_written(
     message = "staging 4 batches of 16 samples needs 4 MiB and 1 MiB of memory are available: lower data.loader"
     with pytest.raises(ConfigError, match=message):
         list(open_loader(Large()))
+
+
+class Quits(Exception.__base__):  # type: ignore[name-defined, misc]
+    """Neither an Exception nor an exit."""
+
+
+class QuittingThread:
+    fields: Mapping[str, FieldSpec] = {"x": FieldSpec((), "int64")}
+
+    def __len__(self) -> int:
+        return 40
+
+    def write_into(self, rows: Any, indices: Any, epoch: int) -> None:
+        raise Quits("stop here")
+
+
+def test_a_thread_that_quits_is_told_at_once() -> None:
+    loader = MicroBatchLoader(QuittingThread(), LoaderOptions(worker_kind="thread", num_workers=2, timeout_s=60))
+    began_s = time.monotonic()
+    with pytest.raises(DataError, match=r"(?s)loading sample 0.*failed.*Quits: stop here"):
+        list(loader)
+    assert time.monotonic() - began_s < 30

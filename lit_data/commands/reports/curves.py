@@ -1,6 +1,7 @@
 """What the CSV logger wrote: one series for each metric."""
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,10 @@ from typing import Final, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.commands.reports.untrusted import open_inside
+
 _FILES: Final = ("csv/metrics.csv", "metrics.csv", "lightning_logs/*/metrics.csv", "*/metrics.csv", "*/*/metrics.csv")
+_MOST_BYTES: Final = 2**30
 _NOT_METRICS: Final = ("step", "epoch")
 
 
@@ -75,7 +79,9 @@ def read_log(folder: Path, notes: list[str]) -> Log:
     columns: dict[str, list[tuple[int, int, float]]] = {}
     ends: dict[int, int] = {}
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with io.TextIOWrapper(
+            open_inside(folder, path, most_bytes=_MOST_BYTES), "utf-8", "replace", newline=""
+        ) as file:
             for step, epoch, values in _read_rows(file, path.relative_to(folder).as_posix(), notes):
                 if epoch >= 0:
                     ends[epoch] = max(step, ends.get(epoch, 0))

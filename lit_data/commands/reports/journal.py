@@ -1,12 +1,14 @@
 """What happened in a run, from its log."""
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from lit_data.commands.reports.secrets import Masker
+from lit_data.commands.reports.untrusted import open_inside
 
 _LINE: Final = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)$")
 _MOST_BYTES: Final = 4 * 2**20
@@ -105,16 +107,16 @@ def read_journal(folder: Path, masker: Masker, notes: list[str]) -> Journal:
     if not paths:
         return Journal()
     try:
-        lines = _read_ends(paths[-1], notes)
+        lines = _read_ends(folder, paths[-1], notes)
     except OSError as error:
         notes.append(f"{paths[-1].name} cannot be read: {error.strerror}")
         return Journal()
     return Journal(tuple(_read_entries(lines, masker)))
 
 
-def _read_ends(path: Path, notes: list[str]) -> list[str]:
+def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
     size_bytes = path.stat().st_size
-    with path.open("rb") as file:
+    with open_inside(folder, path, most_bytes=sys.maxsize) as file:
         if size_bytes <= 2 * _MOST_BYTES:
             content = file.read()
         else:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from lit_data.commands.reports.markup import Markup, element
+from lit_data.commands.reports.untrusted import open_inside
 
 _QUALITY: Final = 80
 _MOST: Final = 12
+_MOST_BYTES: Final = 2**27
+_MOST_PX: Final = 10**8
 _MOST_HEIGHT_PX: Final = 8000
 _CAPTIONS: Final = {
     "samples": "Samples as the model sees them",
@@ -71,7 +74,7 @@ def read_pictures(
     found = []
     for path in paths[:_MOST]:
         try:
-            found.append(_read_picture(path, width_px))
+            found.append(_read_picture(folder, path, width_px))
         except Exception as error:  # of a damaged file any library may raise anything
             notes.append(
                 f"{path.name} cannot be shown: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -110,11 +113,13 @@ def _find_latest(folder: Path) -> list[Path]:
     return [path for _, path in latest.values()]
 
 
-def _read_picture(path: Path, width_px: int) -> Picture:
+def _read_picture(folder: Path, path: Path, width_px: int) -> Picture:
     from PIL import Image
 
-    with Image.open(path, formats=("PNG", "JPEG")) as file:
+    with open_inside(folder, path, most_bytes=_MOST_BYTES) as raw, Image.open(raw, formats=("PNG", "JPEG")) as file:
         original_px = file.width
+        if file.width * file.height > _MOST_PX:
+            raise ValueError(f"{file.width} x {file.height} pixels are too many")
         rgba = file.convert("RGBA")
     page = Image.new("RGB", rgba.size, "white")
     page.paste(rgba, mask=rgba.getchannel("A"))

@@ -1,6 +1,5 @@
 """Everything that a run folder holds, read as far as it is there."""
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from lit_data.commands.reports.numbers import find_direction
 from lit_data.commands.reports.pictures import Picture, read_pictures
 from lit_data.commands.reports.secrets import Masker
 from lit_data.commands.reports.settings import Settings, flatten, read_settings
+from lit_data.commands.reports.untrusted import parse_json, read_text
 
 Status = Literal["done", "failed", "unfinished"]
 
@@ -154,7 +154,7 @@ def describe_age(written_s: float, now_s: float | None = None) -> str:
 def _read_json(path: Path, masker: Masker, notes: list[str]) -> dict[str, Any]:
     """A JSON object; empty where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        found = parse_json(read_text(path.parent, path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -180,8 +180,8 @@ def _find_failure(folder: Path, masker: Masker, notes: list[str]) -> str:
 def _read_texts(folder: Path, masker: Masker) -> list[tuple[str, str]]:
     found = []
     for path in sorted(folder.glob("oom-*.txt"))[:_MOST_TEXTS]:
-        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-            found.append((path.name, masker.mask_text(file.read(_MOST_CHARACTERS))))
+        with suppress(OSError):
+            found.append((path.name, masker.mask_text(read_text(folder, path)[:_MOST_CHARACTERS])))
     return found
 
 

@@ -12,7 +12,7 @@ _WORDS: Final = frozenset(
     ]
 )
 _SPLIT: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_NAME: Final = r"[\w.+-]*(?:" + "|".join(sorted(_WORDS, key=len, reverse=True)) + r")[\w-]*"
+_NAME: Final = r"[\w.+-]{0,64}(?:" + "|".join(sorted(_WORDS, key=len, reverse=True)) + r")[\w-]{0,64}"
 _ASSIGNED: Final = re.compile(
     rf"(?i)(?<![\w.+-])(?P<key>{_NAME})(?P<to>['\"]?\s*[=:]\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;&}}\]]+)"
 )

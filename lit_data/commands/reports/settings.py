@@ -10,10 +10,12 @@ from typing import Any, Final
 import yaml
 
 from lit_data.commands.reports.secrets import Masker
+from lit_data.commands.reports.untrusted import parse_yaml, read_text
 
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C where PyYAML was built with it
 _REFERENCE: Final = re.compile(r"\$\{([\w.]+|hydra:[\w.]+)\}")
 _DEEPEST: Final = 8
+_MOST_REFERENCES: Final = 5_000
+_MOST_CHARACTERS: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
     words = _as_dict(hydra.get("overrides")).get("task")
     overrides = [str(word) for word in words] if isinstance(words, list) else []
     masker.mask_tree(config)  # learn before anything is shown: the same secret may stand in a reference or an override
-    resolved = {key: _resolve(value, config, hydra, _DEEPEST) for key, value in config.items()}
+    resolver = _Resolver(config, hydra)
+    resolved = {key: resolver.resolve(value, _DEEPEST) for key, value in config.items()}
     masked = tuple(map(masker.mask_text, overrides))
     choices = {str(k): str(v) for k, v in _as_dict(_as_dict(hydra.get("runtime")).get("choices")).items()}
     command = ["python", "-m", "lit_data", str(config.get("command", "fit")), *_find_config_dir(hydra)]
@@ -72,11 +75,10 @@ def write_yaml(tree: Any) -> str:  # noqa: ANN401
 
 def _read_yaml(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            found = yaml.load(file, _LOADER)
+        found = parse_yaml(read_text(path.parents[1], path))
     except FileNotFoundError:
         notes.append(f"there is no {path.parent.name}/{path.name}, so the configuration is not known")
-    except (OSError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         notes.append(f"{path.parent.name}/{path.name} cannot be read: {str(error).splitlines()[0]}")
     else:
         return _as_dict(found)
@@ -94,22 +96,34 @@ def _find_config_dir(hydra: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _resolve(value: Any, config: Mapping[str, Any], hydra: Mapping[str, Any], depth: int) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {key: _resolve(part, config, hydra, depth) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_resolve(part, config, hydra, depth) for part in value]
-    if not isinstance(value, str) or not depth or "${" not in value:
-        return value
+class _Resolver:
+    """Fills references in, as many as a configuration of ours has: a hostile one may refer to itself ten times over."""
 
-    def look_up(found: re.Match[str]) -> str:
-        target = _select(found[1], config, hydra)
+    def __init__(self, config: Mapping[str, Any], hydra: Mapping[str, Any]) -> None:
+        self._config, self._hydra, self._left = config, hydra, _MOST_REFERENCES
+
+    def resolve(self, value: Any, depth: int) -> Any:  # noqa: ANN401
+        """A value with its references filled in, to some depth."""
+        if isinstance(value, dict):
+            return {key: self.resolve(part, depth) for key, part in value.items()}
+        if isinstance(value, list):
+            return [self.resolve(part, depth) for part in value]
+        if not isinstance(value, str) or not depth or "${" not in value or len(value) > _MOST_CHARACTERS:
+            return value
+        whole = _REFERENCE.fullmatch(value)
+        target = self._look_up(whole[1]) if whole else None
+        if target is not None:
+            return self.resolve(target, depth - 1)
+        return _REFERENCE.sub(lambda found: self._fill(found, depth - 1), value)
+
+    def _fill(self, found: re.Match[str], depth: int) -> str:
+        target = self._look_up(found[1])
         plain = found[0] if isinstance(target, dict | list) or target is None else str(target)
-        return str(_resolve(plain, config, hydra, depth - 1))
+        return str(self.resolve(plain, depth))[:_MOST_CHARACTERS]
 
-    whole = _REFERENCE.fullmatch(value)
-    target = _select(whole[1], config, hydra) if whole else None
-    return _resolve(target, config, hydra, depth - 1) if target is not None else _REFERENCE.sub(look_up, value)
+    def _look_up(self, key: str) -> Any:  # noqa: ANN401
+        self._left -= 1
+        return _select(key, self._config, self._hydra) if self._left > 0 else None
 
 
 def _select(key: str, config: Mapping[str, Any], hydra: Mapping[str, Any]) -> Any:  # noqa: ANN401

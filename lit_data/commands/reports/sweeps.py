@@ -1,9 +1,11 @@
 """What a sweep wrote at its end, beside its jobs."""
 
 import csv
-import json
+import io
 from dataclasses import dataclass
 from pathlib import Path
+
+from lit_data.commands.reports.untrusted import open_inside, parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -22,16 +24,16 @@ class Sweep:
 def read_sweep(folder: Path) -> Sweep:
     """Read sweep.json and sweep.csv as far as they are there."""
     try:
-        summary = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+        summary = parse_json(read_text(folder, folder / "sweep.json"))
         metric = str(summary.get("metric") or "") if isinstance(summary, dict) else ""
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         metric = ""
     return Sweep(metric, tuple(_read_jobs(folder / "sweep.csv")))
 
 
 def _read_jobs(path: Path) -> list[tuple[str, str, str]]:
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with io.TextIOWrapper(open_inside(path.parent, path), "utf-8", "replace", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("status") not in (None, "done")]
     except (OSError, csv.Error):
         return []

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lit_data.errors import DataError
 from lit_data.io.problems import show_path
-from lit_data.io.source import naming
+from lit_data.io.source import check_regular, naming
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.medical import import_medical
 from lit_data.io.volumes.volume import FileVolume, Spacing, Triple
@@ -51,8 +51,10 @@ def is_dicom_name(path: str | os.PathLike[str]) -> bool:
     if path.suffix:
         return path.suffix.lower() in _EXTENSIONS
     try:
+        if not path.is_file():  # opening a FIFO would wait for ever
+            return False
         with path.open("rb") as stream:
-            return path.is_file() and stream.read(132)[128:] == b"DICM"
+            return stream.read(132)[128:] == b"DICM"
     except OSError:
         return False
 
@@ -188,10 +190,12 @@ def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
 
 
 def _read_head(path: str | os.PathLike[str], tags: list[str] | None = None) -> Any:  # noqa: ANN401 - pydicom's data set
+    check_regular(path)
     return import_medical("pydicom").dcmread(os.fspath(path), stop_before_pixels=True, specific_tags=tags, force=False)
 
 
 def _read_pixels(item: _Slice) -> Array:
+    check_regular(item.path)
     dataset = import_medical("pydicom").dcmread(item.path)
     try:
         pixels: Array = dataset.pixel_array

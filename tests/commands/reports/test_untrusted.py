@@ -1,0 +1,110 @@
+"""A run folder may be anybody's: a page of it is made in seconds, of what lies in it, and with no traceback."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_data.commands.report import write_report
+from lit_data.commands.reports.secrets import Masker
+from lit_data.commands.reports.untrusted import open_inside, parse_json, parse_yaml
+from tests.commands.reports.folders import make_run
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def _yaml(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / ".hydra/config.yaml").write_text(text) and None  # type: ignore[return-value]
+
+
+def _link(name: str, target: str) -> Callable[[Path], None]:
+    def put(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return put
+
+
+def _fifo(name: str) -> Callable[[Path], None]:
+    def put(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return put
+
+
+def _text(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None  # type: ignore[return-value]
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HOSTILE = {
+    "references to itself": _yaml("b: '" + "${b}" * 12 + "'"),
+    "references in a ring": _yaml("a: '${b}${b}${b}'\nb: '${a}${a}${a}'\nc: ${a}"),
+    "alias bomb": _yaml(BOMB),
+    "alias of itself": _yaml("a: &x [*x]"),
+    "deep lists": _yaml("a: " + "[" * 900 + "]" * 900),
+    "long digits": _text("summary.json", json.dumps({"command": "fit", "test/x": 10**400})),
+    "deep json": _text("summary.json", "[" * 900 + "]" * 900),
+    "deeper json": _text("summary.json", "[" * 200_000),
+    "words of secrets": _text("fit.log", f"2026-01-01 00:00:00,000 INFO x: {'auth' * 50_000}\n"),
+    "fifo as a summary": _fifo("summary.json"),
+    "fifo as a log": _fifo("fit.log"),
+    "fifo as a picture": _fifo("samples.png"),
+    "fifo as figures": _fifo("csv/metrics.csv"),
+    "endless file": _link("summary.json", "/dev/zero"),
+    "endless log": _link("fit.log", "/dev/zero"),
+    "link to a file of the machine": _link("oom-1.txt", "/etc/passwd"),
+    "link as a picture": _link("samples.png", "/etc/passwd"),
+    "picture that is none": _text("samples.png", "<svg onload=alert(1)>"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_page_of_a_hostile_folder_is_made_in_seconds(name: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    HOSTILE[name](folder)
+    began_s = time.monotonic()
+    page = Path(write_report([folder])).read_text(encoding="utf-8")
+    assert time.monotonic() - began_s < 30
+    assert "root:x:0" not in page
+    assert "onload" not in page
+    assert len(page) < 5 * 2**20
+
+
+def test_a_folder_behind_a_link_is_not_read(tmp_path: Path) -> None:
+    folder, outside = make_run(tmp_path / "run"), tmp_path / "outside"
+    (folder / ".hydra").rename(outside)
+    (folder / ".hydra").symlink_to(outside)
+    with pytest.raises(OSError, match="it lies behind a link"):
+        open_inside(folder, folder / ".hydra/config.yaml")
+    (tmp_path / "latest").symlink_to(folder)  # the folder itself may be one
+    with open_inside(tmp_path / "latest", tmp_path / "latest/fit.log") as file:
+        assert file.read()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a: &b 1\nc: *b", "aliases"), ("[" * 70 + "]" * 70, "deep"), ("[x," * 3 + "]" * 3, None)]
+)
+def test_yaml_is_bounded(text: str, message: str | None) -> None:
+    if message is None:
+        assert parse_yaml(text)
+        return
+    with pytest.raises(ValueError, match=message):
+        parse_yaml(text)
+
+
+@pytest.mark.parametrize(("text", "found"), [("9" * 41, None), ("9" * 40, int("9" * 40)), ('{"a": [1]}', {"a": [1]})])
+def test_json_is_bounded(text: str, found: Any) -> None:
+    assert parse_json(text) == found
+
+
+def test_secrets_are_still_found_beside_long_words() -> None:
+    text = Masker().mask_text("x" * 1000 + " api_token=abc123 " + "key" * 1000)
+    assert "abc123" not in text

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from PIL import Image
 
 import lit_data
 from lit_data import errors
@@ -685,3 +686,36 @@ def test_a_fifo_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[s
     os.mkfifo(tmp_path / "last.ckpt")
     assert main(["fit", "ckpt=last.ckpt"]) == 3
     assert "ckpt=last.ckpt is not a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "word"), [("prepare", "prepare.export=images/out"), ("predict", "predict.folder=images")]
+)
+def test_nothing_is_written_into_the_folder_that_is_read(
+    command: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(4):
+        Image.effect_noise((64, 64), 50).convert("RGB").save(tmp_path / f"images/{number}.png")
+    (tmp_path / "best.ckpt").write_text("")
+    before = sorted((tmp_path / "images").iterdir())
+    assert main([command, word, "data.root=images", "data.patch_px=32", "paths.cache=cache", "ckpt=best.ckpt"]) == 2
+    assert "lies in data.root=images, where it would be read as data" in capsys.readouterr().err
+    assert sorted((tmp_path / "images").iterdir()) == before
+
+
+def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
+    tmp_path: Path, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw(cfg: DictConfig) -> dict[str, float | int | str]:
+        from lit_data.commands.figures import new_axes, save_figure
+
+        figure, _ = new_axes(1, 1, 1.0)
+        folder = Path(cfg.paths.run) / "pictures"
+        folder.write_text("a file where a folder should be")
+        save_figure(figure, folder / "samples.png", "", ())
+        return {}
+
+    install(draw)
+    assert main(["show"]) == 4
+    assert "samples.png: File exists. Free the folder or set paths.runs." in capsys.readouterr().err

@@ -13,7 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 from lit_data.commands.predict_journal import FINGERPRINT
 from lit_data.commands.predict_options import PredictOptions, PredictRun, read_options
 from lit_data.commands.result import PartlyDoneError
-from lit_data.commands.session import build_datamodule, build_model, build_trainer, find_checkpoint, load_weights
+from lit_data.commands.session import (
+    build_datamodule,
+    build_model,
+    build_trainer,
+    check_outside_root,
+    find_checkpoint,
+    load_weights,
+)
 from lit_data.commands.views import open_view
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
@@ -49,6 +56,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         PartlyDoneError: Inputs are bad; the others are predicted.
     """
     options, checkpoint = read_options(_to_plain(cfg.predict)), find_checkpoint(cfg)
+    if options.folder is not None:
+        check_outside_root(cfg, Path(options.folder), "predict.folder")
     datamodule, model = _open_data(cfg, options), build_model(cfg)
     datamodule.setup("predict")
     load_weights(model, checkpoint)

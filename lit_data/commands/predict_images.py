@@ -124,9 +124,14 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, 
     lines = _Lines()
     writer = csv.DictWriter(lines, fieldnames=columns, extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
     with replaced(path) as file:
         file.write("".join(lines.parts).encode("utf-8", "surrogateescape"))
+
+
+def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 class _Lines:

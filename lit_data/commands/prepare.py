@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.export import export_set
-from lit_data.commands.session import build_datamodule
+from lit_data.commands.session import build_datamodule, check_outside_root
 from lit_data.commands.targets import instantiate
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, StoreCorruptError
@@ -61,6 +61,7 @@ def _export(cfg: DictConfig, datamodule: BaseDataModule) -> dict[str, int]:
         raise ConfigError(f"prepare.export_stage={cfg.prepare.export_stage!r} must be train, val or test")
     about = {"name": cfg.name, "seed": cfg.seed, "data": OmegaConf.to_container(cfg.data, resolve=True)}
     folder, stage = Path(cfg.prepare.export), cfg.prepare.export_stage
+    check_outside_root(cfg, folder, "prepare.export")
     done = datamodule.export_files(folder)
     if done is None:
         done = export_set(datamodule, folder, stage=stage, epoch=cfg.prepare.export_epoch, about=about)

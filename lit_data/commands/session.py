@@ -3,14 +3,17 @@
 import logging
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig
 
+from lit_data.callbacks.checkpoint_io import AtomicCheckpointIO
 from lit_data.commands.foreign import OwnMonitor, find_typed, leave_out_unknown
 from lit_data.commands.launcher import is_first_of_machine
 from lit_data.commands.targets import instantiate
@@ -54,6 +57,17 @@ def build_any_datamodule(cfg: DictConfig) -> L.LightningDataModule:
     if not isinstance(datamodule, L.LightningDataModule):
         raise ConfigError(f"data._target_ gives a {type(datamodule).__name__}: {_tell_kind(datamodule, 'DataModule')}")
     return datamodule
+
+
+def check_outside_root(cfg: DictConfig, folder: Path, key: str) -> None:
+    """Refuse to write into the folder that is read: what is written there would be images of the next run.
+
+    Raises:
+        ConfigError: It lies below `data.root`.
+    """
+    root = cfg.data.get("root")
+    if root and "://" not in str(root) and folder.resolve().is_relative_to(Path(str(root)).expanduser().resolve()):
+        raise ConfigError(f"{key}={folder} lies in data.root={root}, where it would be read as data: choose another")
 
 
 def prepare(datamodule: L.LightningDataModule) -> None:
@@ -110,6 +124,9 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
     overrides = {"logger": loggers, "callbacks": callbacks, **overrides}
     quieten()
     trainer: L.Trainer = instantiate(cfg.trainer, **overrides)
+    with suppress(NotImplementedError):  # a strategy that writes checkpoints itself
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     return trainer
 
 

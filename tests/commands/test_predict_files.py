@@ -8,6 +8,7 @@ import pytest
 
 from lit_data.commands import predict_files
 from lit_data.commands.predict_files import ProbabilityMap, slabs, write_png
+from lit_data.commands.predict_images import plain_cell
 from lit_data.errors import StoreError
 from lit_data.types import Array
 
@@ -47,3 +48,11 @@ def test_a_map_from_a_file_has_the_values_of_one_in_memory() -> None:
         np.testing.assert_array_equal(
             stored.encode(slice(0, 2), dtype), ProbabilityMap(values).encode(slice(0, 2), dtype)
         )
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [("=1+1", "'=1+1"), ("@x", "'@x"), ("-a.png", "'-a.png"), ("+", "'+"), (-3.5, -3.5), ("a=b", "a=b"), (None, None)],
+)
+def test_no_text_is_a_formula(value: object, cell: object) -> None:
+    assert plain_cell(value) == cell

@@ -82,6 +82,8 @@ class Fetcher:
             def tell(new_bytes: int) -> None:
                 arrived.append(new_bytes)
                 self._bar.add(new_bytes)
+                if sum(arrived) > file.size_bytes:  # at once, before it fills the disk
+                    raise BrokenReadError(f"more than the {file.size_bytes} bytes arrive that the server states")
 
             try:
                 path.unlink(missing_ok=True)

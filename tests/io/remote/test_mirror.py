@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError
 from lit_data.io.remote import RemoteOptions, Root, Scope, mirror
+from lit_data.io.remote.connection import Connection
 from lit_data.io.remote.fetching import Fetcher
 from lit_data.io.remote.manifest import NAME
 
@@ -384,3 +385,22 @@ def test_what_is_done_is_said(remote: MemoryFileSystem, fetch: Open, caplog: pyt
     caplog.set_level(logging.INFO)
     fetch()
     assert "memory://set: 3 files, 10 bytes; 3 to read (10 bytes), 0 gone; mirror in " in caplog.text
+
+
+def test_a_server_that_sends_more_than_it_states_is_cut_off(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent = [0]
+
+    async def flood(self: Any, name: str, path: Path, tell: Callable[[int], None]) -> None:
+        with path.open("wb") as file:
+            for _ in range(1000):
+                file.write(bytes(1000))
+                sent[0] += 1000
+                tell(1000)
+
+    monkeypatch.setattr(Connection, "fetch", flood)
+    with pytest.raises(DataError, match=r"more than the \d bytes arrive that the server states"):
+        fetch(retries=0)
+    assert sent[0] <= 3 * 1000, "each of three files is broken off at the first piece"
+    assert not [path for path in tmp_path.rglob("*.png") if path.stat().st_size]

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import lightning as L
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.batch_form import batch_tensors
+from lit_data.batch_form import batch_tensors, slice_batch
 from lit_data.callbacks.loader_facts import count_batch
+from lit_data.errors import ConfigError
 from lit_data.types import COUNT_SUFFIX
 
 _MODULUS: Final = 2**256
@@ -43,8 +45,7 @@ class SampleDigest(L.Callback):
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
         count = count_batch(trainer, batch)
-        fields = list(_split_fields(batch, count))
-        digest = sum(_hash_sample([samples[sample] for samples in fields]) for sample in range(count))
+        digest = sum(map(_hash_sample, _list_samples(batch, count)))
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count
@@ -61,6 +62,18 @@ class SampleDigest(L.Callback):
     def summary(self) -> dict[str, str | int]:
         """``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``; empty before the first step."""
         return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples} if self.samples else {}
+
+
+def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any form
+    """The tensors of each sample, on the host: of stacked ones their parts, of a list its entries."""
+    if isinstance(batch, list | tuple) and not all(getattr(p, "ndim", 0) and len(p) == count for p in batch):
+        with suppress(ConfigError):  # a tuple of fields of which one belongs to no sample
+            for sample in range(count):
+                found = batch_tensors(slice_batch(batch, sample, sample + 1, count))
+                yield [tensor.detach().cpu().contiguous() for tensor in found]
+            return
+    fields = list(_split_fields(batch, count))
+    yield from ([samples[sample] for samples in fields] for sample in range(count))
 
 
 def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:

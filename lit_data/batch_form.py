@@ -67,7 +67,7 @@ def slice_batch(batch: Any, start: int, stop: int, samples: int, *, stacked: boo
 def batch_tensors(batch: Any) -> list[Any]:  # noqa: ANN401 - any nesting of tensors
     """The tensors of a batch of any nesting that have a batch dimension; dicts in the order of their keys."""
     if isinstance(batch, Mapping):
-        return [tensor for key in sorted(batch) for tensor in batch_tensors(batch[key])]
+        return [tensor for key in sorted(batch, key=str) for tensor in batch_tensors(batch[key])]
     if isinstance(batch, list | tuple):
         return [tensor for part in batch for tensor in batch_tensors(part)]
     if _is_record(batch):
@@ -106,13 +106,14 @@ class _Cut:
             piece = value[self.start : self.stop]
         except (TypeError, KeyError, IndexError, ValueError):
             piece = None
-        if type(piece) is not type(value) or len(piece) != self.stop - self.start:
+        is_array = hasattr(value, "ndim")  # of a subclass of tensors a piece may be a plain one
+        if not (is_array or type(piece) is type(value)) or len(piece) != self.stop - self.start:
             raise ConfigError(f"a {type(value).__name__} cannot be split by [start:stop]: {HINT}")
         return piece
 
     def _mapping(self, batch: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        owner = batch.get(_OWNER)
-        if getattr(owner, "ndim", 0) == 1:
+        owner = _find_owner(batch)
+        if owner is not None:
             return like_mapping(batch, self._owned(batch, owner))
         apart = _has_apart(batch.values(), self.stacked)
         return like_mapping(batch, {key: self._field(batch, key, apart=apart) for key in batch})
@@ -182,14 +183,19 @@ def _inner_lengths(parts: Sequence[Any], stacked: bool, *, strict: bool = True) 
 
 def _count_by(batch: Mapping[Any, Any]) -> list[Any]:
     """The parts of a mapping that say how many samples it has: not ragged ones."""
-    owner = batch.get(_OWNER)
-    if getattr(owner, "ndim", 0) != 1:
+    if _find_owner(batch) is None:
         ragged = {_length(part) for key, part in batch.items() if f"{key}{COUNT_SUFFIX}" in batch}
         plain = [key for key in batch if f"{key}{COUNT_SUFFIX}" not in batch]
         counts = {f"{key}{COUNT_SUFFIX}" for key in batch}
         return [batch[key] for key in plain if key in counts or _length(batch[key]) not in ragged]
     images = [batch[key] for key in _IMAGES if key in batch]
     return images or [part for key, part in batch.items() if key != _OWNER and key not in _OBJECTS]
+
+
+def _find_owner(batch: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a tensor or an array
+    """For each object its image, in a batch as Ultralytics has it; others call the numbers of samples so."""
+    owner = batch.get(_OWNER)
+    return owner if getattr(owner, "ndim", 0) == 1 and any(key in batch for key in _OBJECTS) else None
 
 
 def _agree(found: Iterable[set[int]], *, strict: bool = False) -> set[int]:

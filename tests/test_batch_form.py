@@ -268,12 +268,14 @@ def test_objects_that_name_their_image_follow_it(owners: list[int], size: int) -
 
 
 def test_masks_of_as_many_objects_as_images_are_refused_and_others_are_not() -> None:
-    batch = {"img": _counting(3, 3, 4, 4), "batch_idx": torch.tensor([0, 0, 2]), "masks": _counting(3, 4, 4)}
+    batch = {"img": _counting(3, 3, 4, 4), "cls": _counting(3, 1), "batch_idx": torch.tensor([0, 0, 2])}
+    batch["masks"] = _counting(3, 4, 4)
     with pytest.raises(ConfigError, match=r"'masks' has one entry for each image or for each object: .*slice_batch"):
         slice_batch(batch, 0, 2, 3)
-    objects = batch | {"batch_idx": torch.tensor([0, 0, 2, 2]), "masks": _counting(4, 4, 4)}
+    four = {"batch_idx": torch.tensor([0, 0, 2, 2]), "cls": _counting(4, 1)}
+    objects = batch | four | {"masks": _counting(4, 4, 4)}
     assert slice_batch(objects, 2, 3, 3)["masks"][:, 0, 0].tolist() == [2, 3]
-    images = batch | {"batch_idx": torch.tensor([0, 0, 2, 2])}
+    images = batch | four
     assert slice_batch(images, 2, 3, 3)["masks"][:, 0, 0].tolist() == [2]
 
 
@@ -310,3 +312,20 @@ def test_what_could_be_samples_or_fields_is_refused(batch: Any) -> None:
 )
 def test_the_loader_decides_between_several_readings(batch: Any, sizes: Any, stacked: bool, expected: int) -> None:
     assert count_samples(batch, sizes, stacked=stacked) == expected
+
+
+def test_numbers_of_samples_are_no_owners_of_objects() -> None:
+    batch = {"image": _counting(3, 2), "batch_idx": torch.tensor([17, 4, 99])}
+    assert count_samples(batch) == 3
+    assert slice_batch(batch, 1, 3, 3)["batch_idx"].tolist() == [4, 99]
+
+
+def test_pieces_of_a_subclass_of_tensors_may_be_plain() -> None:
+    class Image(Tensor):  # as torchvision's, whose operations give plain tensors
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = super().__torch_function__(func, types, args, kwargs or {})
+            return found.as_subclass(Tensor) if isinstance(found, Image) else found
+
+    batch = {"image": _counting(4, 2).as_subclass(Image)}
+    assert slice_batch(batch, 1, 3, 4)["image"][:, 0].tolist() == [1, 2]

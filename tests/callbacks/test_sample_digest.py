@@ -97,3 +97,26 @@ def test_it_goes_on_after_a_resume() -> None:
     second.on_train_batch_start(ALONE, ALONE, batches[2], 2)
     assert second.summary() == _feed(batches).summary()
     assert SampleDigest().summary() == {}
+
+
+def test_samples_in_lists_are_hashed_whatever_their_size_and_batch() -> None:
+    generator = torch.Generator().manual_seed(3)
+    samples = [
+        (torch.rand(3, 4 + n % 3, 5, generator=generator), {"boxes": torch.rand(n % 4, 4, generator=generator)})
+        for n in range(12)
+    ]
+
+    def together(size: int) -> list[Any]:
+        return [list(zip(*samples[first : first + size], strict=True)) for first in range(0, 12, size)]
+
+    def known(size: int) -> Any:
+        return SimpleNamespace(
+            **vars(ALONE) | {"train_dataloader": SimpleNamespace(batch_size=size, sampler=range(12))}
+        )
+
+    digests = [_feed(together(size), known(size)).summary() for size in (12, 6, 4, 2)]
+    assert digests[0]["train/samples_hashed"] == 12
+    assert digests.count(digests[0]) == 4
+    samples[7][1]["boxes"][0, 0] += 1
+    assert _feed(together(6), known(6)).summary() != digests[0]
+    assert _feed([list(samples)], known(12)).summary()["train/samples_hashed"] == 12

@@ -103,8 +103,8 @@ class Journal:
                 os.truncate(self._path, whole)
             for line in content[:whole].splitlines():
                 try:
-                    entry = Entry(**json.loads(line))
-                except (ValueError, TypeError) as error:
+                    entry = _check_entry(Entry(**json.loads(line)))
+                except (ValueError, TypeError, RecursionError) as error:
                     raise StoreError(
                         f"{show_path(self._path)} is damaged: remove it, or begin anew with predict.resume=false"
                     ) from error
@@ -114,6 +114,26 @@ class Journal:
         with suppress(OSError):
             return (self._folder / file[0]).stat().st_size == file[1]
         return False
+
+
+def _check_entry(entry: Entry) -> Entry:
+    """Refuse a line whose parts are of other kinds than ours.
+
+    Raises:
+        TypeError: They are.
+    """
+    is_good = (
+        isinstance(entry.image, str)
+        and isinstance(entry.stamp, list)
+        and isinstance(entry.files, dict)
+        and all(isinstance(size, int) for size in entry.files.values())
+        and isinstance(entry.rows, list)
+        and all(isinstance(row, dict) for row in entry.rows)
+        and isinstance(entry.score, int | float)
+    )
+    if not is_good:
+        raise TypeError("its parts are of other kinds")
+    return entry
 
 
 def _remove_parts(folder: Path) -> None:
@@ -127,7 +147,7 @@ def _remove_parts(folder: Path) -> None:
 def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     try:
         before, now = (dict(_flatten(part)) for part in (json.loads(path.read_bytes()), identity))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{show_path(path)} is damaged: begin anew with predict.resume=false") from error
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if differing:

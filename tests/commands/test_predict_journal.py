@@ -98,3 +98,25 @@ def test_a_damaged_file_is_named(folder: Path, name: str) -> None:
     (folder / name).write_text("{not json}\n")
     with pytest.raises(StoreError, match=f"{name} is damaged: .*predict.resume=false"):
         Journal(folder, IDENTITY, resume=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1, 2]",
+        '{"image": "a.png"}',
+        '{"image": 3, "stamp": [1, 2], "files": {}, "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": 7, "files": {}, "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": [], "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": {"x": "y"}, "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": {}, "rows": [3], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": {}, "rows": [], "score": null}',
+        "[" * 100_000,
+        "\\xff",
+    ],
+    ids=range(10),
+)
+def test_a_damaged_journal_is_named(line: str, folder: Path) -> None:
+    (folder / "images.jsonl").write_text(line + "\n")
+    with pytest.raises(StoreError, match=r"images\.jsonl is damaged: remove it, or begin anew"):
+        Journal(folder, IDENTITY, resume=True)

@@ -61,8 +61,10 @@ def check_root(root: str | None) -> None:
     Raises:
         ConfigError: See `parse_address`.
     """
-    if root is not None and is_remote(root):
-        parse_address(root)
+    if root is not None:
+        check_no_credentials(root, "data.root")  # also of an address that is mistyped, so that it looks like a path
+        if is_remote(root):
+            parse_address(root)
 
 
 def parse_address(root: str) -> Address:

@@ -18,6 +18,10 @@ WHERE_CREDENTIALS_BELONG: Final = (
 
 # The secret half of an AWS key may hold slashes, so they do not end a password; digits up to one are a port.
 _PASSWORD = re.compile(r"(://)(?!\[)[^/\s:@'\"]*:(?!\d+(?:/|\?|$))[^\s@'\"]*@")
+_MISTYPED = re.compile(  # a slash or more too few, or a space: no address, and still a password
+    r"(?i)\b((?:https?|s3a?|gc?s|az|abfss?|adl|s?ftp|webdavs?)\s*:\s*/{0,3}\s*)"
+    r"[^/\s:@'\"\[]*:(?!\d+(?:/|\?|$))[^@\n'\"]*@"
+)
 _WEB_USER = re.compile(r"(?i)(https?://)[^/\s@?#'\"]+@")
 _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?#'\"<>]*)([?#])[^\s'\"<>)]*")
 _SECRET_PART = re.compile(
@@ -44,7 +48,8 @@ def check_no_credentials(text: str | None, key: str) -> None:
     Raises:
         ConfigError: Says which option it is and where credentials belong.
     """
-    if text and "://" in text and any(pattern.search(text) for pattern in (_PASSWORD, _WEB_USER, _SECRET_PART)):
+    patterns = (_PASSWORD, _WEB_USER, _SECRET_PART)
+    if text and (_MISTYPED.search(text) or ("://" in text and any(pattern.search(text) for pattern in patterns))):
         raise ConfigError(
             f"{key}: the address holds a user name, password, token or signature, which would end up in logs and run "
             f"folders; write it without; {WHERE_CREDENTIALS_BELONG}"
@@ -54,6 +59,7 @@ def check_no_credentials(text: str | None, key: str) -> None:
 def redact(text: str) -> str:
     """A text of a library with what may be secret cut out, on one line."""
     text = _PASSWORD.sub(r"\1***@", text)
+    text = _MISTYPED.sub(r"\1***@", text)
     text = _WEB_USER.sub(r"\1***@", text)
     text = _QUERY.sub(r"\1\2***", text)
     text = _SECRET_FIELD.sub(r"\1***", text)

@@ -105,7 +105,9 @@ class Manifest:
         head = _decode(lines[0]) if lines else {}
         if (head.get("format"), head.get("url")) != (_FORMAT, self._url):
             return
-        self.complete = {str(key): int(files) for key, files in head.get("complete", {}).items()}
+        complete = head.get("complete")
+        if isinstance(complete, dict):
+            self.complete = {key: files for key, files in complete.items() if isinstance(files, int)}
         for row in map(_decode, lines[1:]):
             name, values = row.get("name"), (row.get("version"), row.get("size_bytes"), row.get("mtime_ns"))
             if isinstance(name, str) and isinstance(values[0], str) and all(isinstance(v, int) for v in values[1:]):
@@ -120,6 +122,6 @@ def _decode(line: bytes) -> dict[str, Any]:
     """A line; empty if it was cut short by a kill."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}

@@ -20,6 +20,11 @@ WITH_SECRETS = [
     f"https://host/data#access_token={SECRET}",
     f"sftp://user:{SECRET}@host:22/data",
     f"simplecache::s3://key:{SECRET}@bucket",
+    f"http:/user:{SECRET}@host/data",
+    f"https:user:{SECRET}@host/data",
+    f"s3:///key:{SECRET}@bucket",
+    f"https://user:pass word {SECRET}@host",
+    f"https: //user:{SECRET}@host",
 ]
 
 

@@ -1,6 +1,7 @@
 """The mirror of a folder of fsspec's own file system in memory."""
 
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -404,3 +405,18 @@ def test_a_server_that_sends_more_than_it_states_is_cut_off(
         fetch(retries=0)
     assert sent[0] <= 3 * 1000, "each of three files is broken off at the first piece"
     assert not [path for path in tmp_path.rglob("*.png") if path.stat().st_size]
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"format": 1, "url": 3}', b'{"format": 1, "complete": [1]}']
+)
+def test_a_damaged_record_costs_time_and_no_more(remote: MemoryFileSystem, fetch: Open, record: bytes) -> None:
+    folder = fetch()
+    (folder.parent / NAME).write_bytes(record + b"\n")
+    assert _files(fetch()) == {"a/1.png": b"one", "a/2.png": b"two", "notes.txt": b"text"}
+    head = (folder.parent / NAME).read_bytes().splitlines()[0]
+    for complete in (b'["x"]', b'{"x": "y"}', b"7"):
+        changed = re.sub(rb'"complete": \{[^}]*\}', b'"complete": ' + complete, head)
+        assert changed != head
+        (folder.parent / NAME).write_bytes(changed + b"\n")
+        assert _files(fetch())["notes.txt"] == b"text"

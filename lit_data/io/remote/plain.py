@@ -44,7 +44,7 @@ def check_words(words: Sequence[str]) -> None:
     """
     for word in words:
         key = word.partition("=")[0]
-        check_no_credentials(word, "the command line" if "://" in key else f"'{key}'")
+        check_no_credentials(word, "the command line" if ":" in key else f"'{key}'")
 
 
 def _check_names(node: Mapping[str, object], key: str) -> None:

@@ -200,6 +200,14 @@ def test_a_group_of_ones_own_needs_nothing_of_ours(tmp_path: Path) -> None:
     assert "loss" in _run("fit", "strangers.Plain", "data=mine", "--config-dir", "own", *SHORT)
 
 
+def test_a_model_of_ones_own_group_needs_no_monitor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own/model").mkdir(parents=True)
+    (tmp_path / "own/model/mine.yaml").write_text("_target_: strangers.Plain\nwidth: 2\n")
+    words = ["data._target_=strangers.PlainData", "model=mine", "--config-dir", "own", "--package", "strangers"]
+    assert main(["fit", *words, *SHORT]) == 0
+    assert "the model logs no val/average_precision in validation (it logs loss)" in capsys.readouterr().out
+
+
 def test_commands_that_need_a_datamodule_of_ours_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["data._target_=strangers.PlainData", "--package", "strangers"]
     assert main(["show", *words]) == 2

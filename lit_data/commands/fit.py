@@ -78,7 +78,9 @@ def _fit(
         if trainer.is_global_zero:
             with warning_after("fit", "machine.json"):
                 write_json(folder / "machine.json", describe_machine(trainer.strategy.root_device))
-    metrics = collect_metrics(trainer)
+    metrics: dict[str, Any] = {}
+    with warning_after("fit", "what the callbacks measured"):
+        metrics = collect_metrics(trainer)
     with warning_after("fit", "scores of the best checkpoint"):
         best = _find_best(trainer, folder)
         metrics = _score(cfg, trainer, model, datamodule, best, metrics)

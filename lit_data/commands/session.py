@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -113,8 +114,8 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
     """
     loggers = list((instantiate(cfg.logger) or {}).values())
     callbacks = list(build_callbacks(cfg).values())
-    typed = find_typed()
-    if "model._target_" in typed and "callbacks.checkpoint.monitor" not in typed:
+    is_ours = str(cfg.model.get("_target_")).startswith("lit_data.")
+    if not is_ours and "callbacks.checkpoint.monitor" not in find_typed():
         callbacks.append(OwnMonitor())
     if cfg.command != "fit":
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
@@ -187,7 +188,7 @@ def _check_training(path: Path) -> Path:
     """Refuse a file that holds no state of a training, before the data are read."""
     if path.is_dir():  # in pieces, one of each rank
         return path
-    found = _read_checkpoint(path)
+    found = _read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
     if missing := [key for key in ("state_dict", "loops", "optimizer_states") if key not in found]:
         raise StoreError(
             f"{path} holds no {', '.join(missing)}: training goes on from a checkpoint that Lightning wrote with them, "
@@ -196,14 +197,19 @@ def _check_training(path: Path) -> Path:
     return path
 
 
-def _read_checkpoint(path: Path) -> Mapping[str, Any]:
+def _read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
     """A checkpoint on the host; only plain data is unpickled.
+
+    Args:
+        path: The file.
+        mapped: Leave the tensors on the disk until they are looked at.
 
     Raises:
         StoreError: The file is none.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = mapped and zipfile.is_zipfile(path)  # else torch has another way to say that it is none
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
         raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
     except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:

@@ -7,7 +7,7 @@ import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, default_collate
 
-from lit_data.batch_form import count_samples
+from lit_data.batch_form import count_plain, count_samples
 from lit_data.loading import MicroBatchLoader
 
 _MISSING: Any = object()
@@ -44,6 +44,8 @@ def count_batch(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> int:
     Returns:
         The number; 0 where it cannot be told.
     """
+    if samples := count_plain(batch):
+        return samples
     facts = read_loader(trainer, dataloader_idx)
     stacked = facts.stacked and getattr(getattr(trainer, "datamodule", None), "stacks_samples", True)
     return count_samples(batch, facts.sizes, stacked=stacked)

@@ -44,6 +44,23 @@ def count_samples(batch: Any, sizes: Collection[int] = (), *, stacked: bool = Fa
     return next(iter(fitting)) if len(fitting) == 1 else next(iter(lengths)) if len(lengths) == 1 else 0
 
 
+def count_plain(batch: Any) -> int:  # noqa: ANN401
+    """Samples of tensors of one length in a dict, or in a list of tensors of several ranks; 0 for anything else.
+
+    Most batches are such, can be read in one way only, and take a few microseconds here where `count_samples` takes
+    some tens.
+    """
+    entries: Iterable[tuple[Any, Any]] = batch.items() if type(batch) is dict else ()
+    if type(batch) in (list, tuple) and len({_rank(part) for part in batch}) > 1:
+        entries = enumerate(batch)
+    length = 0
+    for key, value in entries:
+        if not getattr(value, "ndim", 0) or key == _OWNER or length not in (0, value.shape[0]):
+            return 0
+        length = int(value.shape[0])
+    return length
+
+
 def slice_batch(batch: Any, start: int, stop: int, samples: int, *, stacked: bool = False) -> Any:  # noqa: ANN401
     """Samples `start` to `stop` of a batch: views of its tensors, parts of its lists.
 

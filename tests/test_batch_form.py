@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.batch_form import batch_tensors, count_samples, slice_batch
+from lit_data.batch_form import batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.pieces import spread
 from lit_data.errors import ConfigError
 
@@ -329,3 +329,29 @@ def test_pieces_of_a_subclass_of_tensors_may_be_plain() -> None:
 
     batch = {"image": _counting(4, 2).as_subclass(Image)}
     assert slice_batch(batch, 1, 3, 4)["image"][:, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_short_way_to_count_agrees_with_the_long_one(name: str) -> None:
+    batch = BATCHES[name]()
+    assert count_plain(batch) in (0, count_samples(batch))
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ({"image": torch.zeros(4, 2), "label": torch.zeros(4)}, 4),
+        ({"image": torch.zeros(4, 2), "anchors": torch.zeros(3)}, 0),
+        ({"image": torch.zeros(4, 2), "scale": torch.tensor(1.0)}, 0),
+        ({"image": torch.zeros(4, 2), "batch_idx": torch.zeros(4)}, 0),
+        ({"image": torch.zeros(4, 2), "path": ["a"] * 4}, 0),
+        ([torch.zeros(4, 2)], 0),
+        ([torch.zeros(4, 2), torch.zeros(4)], 4),
+        ((torch.zeros(4, 2), torch.zeros(4, 3)), 0),
+        ((torch.zeros(4, 2), torch.zeros(3)), 0),
+        ([torch.zeros(4, 2), "a"], 0),
+        ({}, 0),
+    ],
+)
+def test_the_short_way_counts_what_is_plain(batch: Any, expected: int) -> None:
+    assert count_plain(batch) == expected

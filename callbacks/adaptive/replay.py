@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import lightning as L
 import torch
 
-from lit_data.batch_form import HINT, batch_tensors, count_samples, slice_batch
+from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.checks import check_share, check_size
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.messages import describe_batch_norm, describe_no_room
@@ -92,8 +92,10 @@ class Replay:
     def take(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Around the transfer to the device: what will be split stays on the host until its pieces are needed."""
         self.hand = None
-        facts = read_loader(self.trainer, kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0))
-        samples = self._count(batch, facts)
+        plain, facts = count_plain(batch), LoaderFacts()
+        if not plain:
+            facts = read_loader(self.trainer, kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0))
+        samples = self._count(batch, plain, facts)
         if not samples:
             return call(batch, *args, **kwargs)
         hand = self.hand = Hand(
@@ -214,14 +216,14 @@ class Replay:
         text = f"{hand.size} samples go through the model at once"
         announce(self.trainer, Event("batch_size", text, {"size": float(hand.size), "pieces": float(pieces)}))
 
-    def _count(self, batch: Any, facts: LoaderFacts) -> int:  # noqa: ANN401
+    def _count(self, batch: Any, plain: int, facts: LoaderFacts) -> int:  # noqa: ANN401
         """Samples of a batch, as the module or its datamodule counts them if one of them does; 0 without any.
 
         Raises:
             ConfigError: They cannot be told, and the batch is to be split.
         """
         count = self._method("count_samples")
-        samples = int(count(batch)) if count else count_samples(batch, facts.sizes, stacked=facts.stacked)
+        samples = int(count(batch)) if count else plain or count_samples(batch, facts.sizes, stacked=facts.stacked)
         if samples or not (lengths := sorted({len(tensor) for tensor in batch_tensors(batch)})):
             return samples
         text = (

@@ -2,6 +2,7 @@
 
 import math
 import struct
+import threading
 from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, Any, BinaryIO
@@ -16,6 +17,9 @@ MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 64 * 1024
 MAX_CHANNELS = 16
 """A first or last axis of at most this length can be the channels of a 3-D array."""
+
+NPY_LOCK = threading.Lock()
+"""NumPy reads a header by `ast`, whose depth Python 3.11 counts for all threads together: two at once may fail."""
 
 _PIXEL_DTYPES = "biuf"
 
@@ -101,7 +105,8 @@ def _parse(text: bytes, *, version: int) -> NpyHeader:
     length = struct.pack("<H" if version == 1 else "<I", len(text))
     read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
     try:
-        shape, _, dtype = read(BytesIO(length + text), max_header_size=MAX_HEADER_BYTES)
+        with NPY_LOCK:
+            shape, _, dtype = read(BytesIO(length + text), max_header_size=MAX_HEADER_BYTES)
     except Exception as error:  # NumPy hands on what its parsers raise
         raise DataError(f"damaged array header ({type(error).__name__})") from error
     if dtype.hasobject:

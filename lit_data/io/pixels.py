@@ -10,7 +10,7 @@ from lit_data.errors import DataError
 from lit_data.io.header import ImageHeader
 from lit_data.io.header_bmp import read_bmp_indices
 from lit_data.io.header_jpeg import check_jpeg_end
-from lit_data.io.header_npy import find_channel_axis
+from lit_data.io.header_npy import NPY_LOCK, find_channel_axis
 from lit_data.io.header_png import check_png
 from lit_data.io.inversion import invert, must_invert
 from lit_data.io.options import ReadOptions
@@ -127,7 +127,8 @@ def _read_palette(page: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - tifffile sh
 
 
 def _load_npy(stream: BinaryIO) -> Array:
-    pixels: Array = np.load(stream, allow_pickle=False)
+    with NPY_LOCK:
+        pixels: Array = np.load(stream, allow_pickle=False)
     if pixels.ndim == 2:
         return pixels[None]
     return np.moveaxis(pixels, find_channel_axis(pixels.shape), 0)

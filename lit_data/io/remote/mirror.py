@@ -198,6 +198,8 @@ class Mirror:
     def _remove(self, names: Sequence[str]) -> None:
         """Remove files that the record lists, and the folders that this leaves empty."""
         for name in names:
+            if find_fault(name) is not None:
+                continue  # a record that somebody changed may name files elsewhere
             path = self.folder / name
             path.unlink(missing_ok=True)
             with suppress(OSError):

@@ -1,6 +1,8 @@
 """The mirror of a folder of fsspec's own file system in memory."""
 
+import json
 import logging
+import os
 import re
 import shutil
 import threading
@@ -171,6 +173,16 @@ def test_what_is_gone_from_the_server_goes_and_nothing_else(
     (folder / "mine.txt").write_bytes(b"no image")  # not wanted, so in nobody's way
     remote.rm("/set/a/1.png")
     assert _files(fetch(scope=Scope.of_images(("a/*",)))) == {"a/2.png": b"two", "mine.txt": b"no image"}
+
+
+def test_a_record_cannot_name_files_elsewhere(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
+    folder, thesis = fetch(), tmp_path / "thesis.png"
+    thesis.write_bytes(b"mine")
+    line = {"name": os.path.relpath(thesis, folder), "version": "", "size_bytes": 4, "mtime_ns": 0}
+    with (folder.parent / NAME).open("a") as record:
+        record.write(json.dumps(line) + "\n")
+    fetch()
+    assert thesis.read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("place", ["remote", "shelf", "folder", "a"])

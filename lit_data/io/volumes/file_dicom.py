@@ -1,6 +1,8 @@
 """DICOM series: which files are one, how they stack, and what their numbers mean in Hounsfield units."""
 
+import io
 import os
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from lit_data.types import Array
 
 GAP_TOLERANCE: Final = 0.02
 """Distances of neighbouring slices that differ from the median by a larger share are uneven."""
+MAX_INFLATED_BYTES: Final = 2**28
+"""Of a deflated file; it holds one slice."""
 _EXTENSIONS = (".dcm", ".dicom", ".ima")
 
 
@@ -189,14 +193,42 @@ def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
     return affine
 
 
+class _CheckedReader(io.BufferedReader):
+    """A DICOM file; pydicom asks for its whole rest only where that is deflated, and inflates it in one piece."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of any file, but a rest is given only if it inflates to no more than a slice can be.
+
+        Raises:
+            DataError: it inflates to more.
+        """
+        packed = super().read(size)
+        if size is None or size < 0:
+            _check_inflated(packed)
+        return packed
+
+
+def _check_inflated(packed: bytes) -> None:
+    inflater, size_bytes, tail = zlib.decompressobj(-zlib.MAX_WBITS), 0, packed
+    while tail and not inflater.eof:
+        size_bytes += len(inflater.decompress(tail, 2**20))
+        tail = inflater.unconsumed_tail
+        if size_bytes > MAX_INFLATED_BYTES:
+            raise DataError(f"{len(packed)} deflated bytes inflate to more than {MAX_INFLATED_BYTES}; that is no slice")
+
+
 def _read_head(path: str | os.PathLike[str], tags: list[str] | None = None) -> Any:  # noqa: ANN401 - pydicom's data set
+    return _read_dataset(path, stop_before_pixels=True, specific_tags=tags)
+
+
+def _read_dataset(path: str | os.PathLike[str], **options: Any) -> Any:  # noqa: ANN401
     check_regular(path)
-    return import_medical("pydicom").dcmread(os.fspath(path), stop_before_pixels=True, specific_tags=tags, force=False)
+    with _CheckedReader(io.FileIO(path)) as stream:
+        return import_medical("pydicom").dcmread(stream, **options)
 
 
 def _read_pixels(item: _Slice) -> Array:
-    check_regular(item.path)
-    dataset = import_medical("pydicom").dcmread(item.path)
+    dataset = _read_dataset(item.path)
     try:
         pixels: Array = dataset.pixel_array
     except (RuntimeError, NotImplementedError, ImportError) as error:  # pydicom's ways to say that it has no decoder

@@ -9,12 +9,14 @@ from lit_data.errors import DataError
 from lit_data.io.source import check_regular
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.medical import import_medical
-from lit_data.io.volumes.streams import StreamSlices
+from lit_data.io.volumes.streams import StreamSlices, check_unpacked
 from lit_data.io.volumes.volume import FileVolume, Spacing, Triple
 from lit_data.types import Array
 
 _MM: Final = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
 _SIZES: Final = {348: "Nifti1Header", 540: "Nifti2Header"}
+_MAX_OFFSET: Final = 2**26
+"""Extensions of a header lie before the voxels; larger ones are not skipped."""
 
 
 def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
@@ -35,12 +37,13 @@ def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
         header = _read_header(opener)
         shape = _read_shape(header)
         scale = StoredScale(header.get_data_dtype(), *_read_scale(header))
-        offset = int(header["vox_offset"])
-        _check_length(path, offset, shape, scale.stored)
+        offset = _read_offset(opener, header)
         reader = StreamSlices(opener, offset, shape, scale.stored, opener.close)
-        return FileVolume(
+        volume = FileVolume(
             path, reader, scale, spacing_mm=_read_spacing(header), affine=_read_affine(header), nan_fill=nan_fill
         )
+        _check_length(path, offset + int(np.prod(shape, dtype=object)) * scale.stored.itemsize)
+        return volume
     except BaseException:
         opener.close()
         raise
@@ -51,8 +54,7 @@ def _read_header(stream: Any) -> Any:  # noqa: ANN401 - nibabel has no types
     size = next((size for size in (int.from_bytes(start, "little"), int.from_bytes(start, "big")) if size in _SIZES), 0)
     if not size:
         raise DataError(f"not a NIfTI file, starts with {start!r}")
-    stream.seek(0)
-    header = getattr(import_medical("nibabel"), _SIZES[size]).from_fileobj(stream, check=False)
+    header = getattr(import_medical("nibabel"), _SIZES[size])(start + stream.read(size - len(start)), check=False)
     if bytes(header["magic"]).rstrip(b"\0\r\n\x1a")[:3] not in (b"n+1", b"n+2"):
         raise DataError("a NIfTI header without its voxels; give single .nii or .nii.gz files")
     return header
@@ -85,8 +87,21 @@ def _read_affine(header: Any) -> Array:  # noqa: ANN401
     return affine
 
 
-def _check_length(path: str, offset: int, shape: Triple, stored: "np.dtype[Any]") -> None:
-    needed_bytes = offset + int(np.prod(shape, dtype=object)) * stored.itemsize
+def _read_offset(stream: Any, header: Any) -> int:  # noqa: ANN401
+    """Where the voxels begin; 0 stands for right behind a header without extensions."""
+    offset, least = int(header["vox_offset"]), int(header.single_vox_offset)
+    if offset == 0 and not any(stream.read(4)[:1]):
+        return least
+    if not least <= offset <= _MAX_OFFSET:
+        raise DataError(
+            f"vox_offset {offset}; voxels of a single file begin at {least} to {_MAX_OFFSET}, save it again"
+        )
+    return offset
+
+
+def _check_length(path: str, needed_bytes: int) -> None:
     found_bytes = os.stat(path).st_size  # noqa: PTH116 - the path is text
-    if path.lower().endswith(".nii") and found_bytes < needed_bytes:
+    if not path.lower().endswith(".nii"):
+        check_unpacked(found_bytes, needed_bytes)
+    elif found_bytes < needed_bytes:
         raise DataError(f"cut short: {needed_bytes} bytes expected, {found_bytes} found")

@@ -14,7 +14,7 @@ from lit_data.io.header_npy import MAX_HEADER_BYTES, NpyHeader, read_array_heade
 from lit_data.io.npz import check_directory
 from lit_data.io.source import check_regular, naming, open_source
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.io.volumes.streams import StreamSlices
+from lit_data.io.volumes.streams import StreamSlices, check_unpacked
 from lit_data.io.volumes.volume import FileVolume, SliceReader, Spacing, Triple
 from lit_data.types import Array
 
@@ -75,6 +75,7 @@ def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
     """
     members = archive.infolist()
     check_directory(members, MAX_MEMBER_BYTES)
+    check_unpacked(sum(member.compress_size for member in members), sum(member.file_size for member in members))
     headers: dict[str, NpyHeader] = {}
     for member in members:
         with naming(member.filename), archive.open(member) as stream:

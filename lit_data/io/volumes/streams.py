@@ -1,13 +1,33 @@
-"""Slices from a stream of bytes that is best read forward, such as an unpacking one."""
+"""Slices from a stream of bytes that is best read forward, such as an unpacking one; how far it may unpack."""
 
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Final
 
 import numpy as np
 
 from lit_data.errors import DataError
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
+
+FREE_BYTES: Final = 2**30
+"""A volume up to this size may be packed as small as it will go: empty masks shrink to a thousandth."""
+MAX_RATIO: Final = 200
+"""Largest unpacked by packed size of what is larger; air packs to about a hundredth."""
+MAX_REST_BYTES: Final = 2**24
+"""Behind the last voxel: padding."""
+
+
+def check_unpacked(packed_bytes: int, unpacked_bytes: int) -> None:
+    """Refuse a small file that unpacks to a large volume, before and while it is unpacked.
+
+    Raises:
+        DataError: more than ``FREE_BYTES`` and ``MAX_RATIO`` times the packed size.
+    """
+    if unpacked_bytes > max(FREE_BYTES, packed_bytes * MAX_RATIO):
+        raise DataError(
+            f"{packed_bytes} bytes that unpack to {unpacked_bytes} or more; above {FREE_BYTES} bytes, more than "
+            f"{MAX_RATIO} times as many are taken for an attack; unpack the file yourself if it is meant so"
+        )
 
 
 class StreamSlices:
@@ -37,14 +57,21 @@ class StreamSlices:
         self._fill(slab.data.cast("B"), begin)
         self._at = end
         if end == self.shape[0]:
-            while self._stream.read(2**16):
-                pass
-            self._at = -1
+            self._finish()
         return slab
 
     def close(self) -> None:
         """Close the stream."""
         self._close()
+
+    def _finish(self) -> None:
+        rest_bytes, self._at = 0, -1
+        while chunk := self._stream.read(2**16):
+            rest_bytes += len(chunk)
+            if rest_bytes > MAX_REST_BYTES:
+                raise DataError(
+                    f"more than {MAX_REST_BYTES} bytes follow the last voxel; its header gives too few slices"
+                )
 
     def _fill(self, rest: memoryview, begin: int) -> None:
         size_bytes = len(rest)

@@ -200,6 +200,11 @@ class AdaptiveBatchSize(L.Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for plain in state_dict.get("searches", {}).values():
+            SizeSearch.from_plain(plain)  # raises here, where it is known that the checkpoint is at fault
+        counts = {name: state_dict[name] for name in ("ooms", "skipped", "base", "batch_size") if name in state_dict}
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise ValueError(f"the state of AdaptiveBatchSize holds {counts}")
         self._resumed = state_dict
 
     def summary(self) -> dict[str, float | int | str]:

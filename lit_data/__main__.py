@@ -1,6 +1,9 @@
 """``python -m lit_data``; Lightning's launcher starts further ranks through this module too."""
 
+import faulthandler
+
 from lit_data.cli import main
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a mapped file that is cut short ends the process: at least its line is told
     raise SystemExit(main())

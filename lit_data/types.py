@@ -54,7 +54,7 @@ class RowWriter(Protocol):
     ``rows[key + "_count"][m]``.
 
     Two more methods are used where a dataset has them: ``describe_sample(index) -> str`` names a sample in messages,
-    and ``check_sources()`` raises if files changed under a running process.
+    and ``check_sources()``, which must be cheap, raises if files changed under a running process.
     """
 
     @property

@@ -11,6 +11,7 @@ _LOSS: Final = 0.95
 """A larger size must reach this share of the speed of the smaller one; timings of single windows differ by so much."""
 _UNUSED: Final = 0.1
 """Share of what would fit that may be left unused, where any size is possible."""
+_OPTIONAL: Final = ("max_size", "fails", "slow")
 
 
 @dataclass
@@ -142,9 +143,21 @@ class SizeSearch:
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> "SizeSearch":
-        """A search that goes on where another stood."""
+        """A search that goes on where another stood.
+
+        Raises:
+            ValueError: These are not the values of one.
+        """
+        known = {item.name for item in fields(cls) if not item.name.startswith("_")}
+        if values.keys() != known:
+            raise ValueError(
+                f"a search of batch sizes has {', '.join(sorted(known))}, not {', '.join(map(str, values))}"
+            )
         peaks = {int(size): (int(fixed), int(peak)) for size, (fixed, peak) in values["peaks"].items()}
         rates = {int(size): float(rate) for size, rate in values["rates"].items()}
+        for name in known - {"peaks", "rates"}:
+            if not ((type(values[name]) is int and values[name] >= 0) or (values[name] is None and name in _OPTIONAL)):
+                raise ValueError(f"{name} of a search of batch sizes is {values[name]!r}")
         return cls(**{**values, "peaks": peaks, "rates": rates})
 
     def _top(self, batch: int, memory_bytes: float) -> int:

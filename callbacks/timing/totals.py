@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from operator import add
 from typing import Any, Final, NamedTuple
 
@@ -161,9 +162,17 @@ class StepTotals:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "StepTotals":
-        """Undo `to_plain`."""
+        """Undo `to_plain`.
+
+        Raises:
+            ValueError: These are not the numbers of one.
+        """
         tally = Tally(**{**plain["tally"], "parts": tuple(plain["tally"]["parts"])})
-        return cls(**{**plain, "tally": tally, "sizes": {size: counts for size, *counts in plain["sizes"]}})
+        sizes = {int(size): [steps, samples, seconds] for size, steps, samples, seconds in plain["sizes"]}
+        numbers = [*vars(tally).values(), *tally.parts, *chain(*sizes.values()), *plain.values()]
+        if len(tally.parts) != len(PARTS) or not all(isinstance(n, int | float | tuple | list | dict) for n in numbers):
+            raise ValueError(f"the sums over training steps are {plain}")
+        return cls(**{**plain, "tally": tally, "sizes": sizes})
 
     def _rate_sizes(self) -> dict[int, float]:
         """Samples per second at each batch size that was seen often enough, or at all if none was."""

@@ -4,15 +4,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.result import join_scores
-from lit_data.commands.session import (
-    build_any_datamodule,
-    build_model,
-    build_trainer,
-    find_checkpoint,
-    load_weights,
-    prepare,
-)
+from lit_data.commands.session import build_any_datamodule, build_model, build_trainer, prepare
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:

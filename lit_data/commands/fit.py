@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lit_data.commands.benchmarks.machine import describe_machine
+from lit_data.commands.checkpoints import find_start, load_weights, restoring
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.pictures import draw_predictions, draw_samples
 from lit_data.commands.result import join_scores, write_json
@@ -22,8 +23,6 @@ from lit_data.commands.session import (
     build_model,
     build_trainer,
     collect_metrics,
-    find_start,
-    load_weights,
     prepare,
     spreads_weights,
 )
@@ -73,7 +72,8 @@ def _fit(
         with _telling(folder / "samples.png"):
             draw_samples(datamodule, folder / "samples.png", stage="train")
     try:
-        trainer.fit(model, datamodule=datamodule, ckpt_path=start, weights_only=True)
+        with restoring(start, trainer, model):
+            trainer.fit(model, datamodule=datamodule, ckpt_path=start, weights_only=True)
     finally:
         if trainer.is_global_zero:
             with warning_after("fit", "machine.json"):

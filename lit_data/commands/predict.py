@@ -10,17 +10,11 @@ import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.predict_journal import FINGERPRINT
 from lit_data.commands.predict_options import PredictOptions, PredictRun, read_options
 from lit_data.commands.result import PartlyDoneError
-from lit_data.commands.session import (
-    build_datamodule,
-    build_model,
-    build_trainer,
-    check_outside_root,
-    find_checkpoint,
-    load_weights,
-)
+from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
 from lit_data.commands.views import open_view
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError

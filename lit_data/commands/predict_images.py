@@ -194,6 +194,11 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def _check_probability(least: np.floating[Any], largest: np.floating[Any]) -> None:
+    if np.isnan(least):
+        raise ConfigError(
+            "predict_step returned NaN: the model overflows on this image. Set trainer.precision=32-true if it is "
+            "lower, or take the checkpoint of an earlier epoch"
+        )
     if not (least >= -_SLACK and largest <= 1 + _SLACK):
         raise ConfigError(
             f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values in 0..1, so logits "

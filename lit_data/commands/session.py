@@ -1,15 +1,10 @@
 """From a configuration to the objects of a run."""
 
-import logging
-import pickle
-import zipfile
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig
@@ -20,13 +15,8 @@ from lit_data.commands.launcher import is_first_of_machine
 from lit_data.commands.targets import instantiate
 from lit_data.commands.terminal import RunBar, quieten
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.errors import ConfigError
 from lit_data.types import Summarises
-
-log = logging.getLogger(__name__)
-
-_NAMED: Final = ("best", "last")
-_RESUMED: Final = ("last", "interrupted", "step")  # checkpoints that hold the whole state of a training
 
 
 def build_datamodule(cfg: DictConfig) -> BaseDataModule:
@@ -129,115 +119,6 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     return trainer
-
-
-def find_checkpoint(cfg: DictConfig) -> Path:
-    """The checkpoint `cfg.ckpt`: a path, or `best` or `last`, the newest of that name; null stands for `best`.
-
-    Raises:
-        ConfigError: `cfg.ckpt` is no text, or empty.
-        DataError: The file does not exist, or there is none to choose.
-    """
-    if cfg.ckpt not in (None, *_NAMED):
-        return _check_checkpoint(cfg.ckpt)
-    folder = Path(cfg.paths.runs) / "fit" / cfg.name
-    return _choose_newest(folder, f"**/checkpoints/{cfg.ckpt or 'best'}.ckpt")
-
-
-def find_start(cfg: DictConfig) -> Path | None:
-    """The checkpoint that ``fit`` goes on from, if any: that of `ckpt`, or the newest of the run `resume`.
-
-    Raises:
-        ConfigError: Both are given, or one of them is no text, or empty.
-        DataError: The file does not exist or is no checkpoint, or there is none to choose.
-    """
-    resume = cfg.get("resume")
-    if resume is None:
-        return None if cfg.ckpt is None else _check_training(find_checkpoint(cfg))
-    if cfg.ckpt is not None:
-        raise ConfigError(f"resume={resume} and ckpt={cfg.ckpt}: give one of them")
-    if not isinstance(resume, str) or not resume:
-        raise ConfigError(f"resume={resume!r}: give latest, or the folder of a run")
-    runs = Path(cfg.paths.runs) / "fit" / cfg.name
-    if resume != "latest" and not Path(resume).is_dir():
-        raise DataError(f"resume={resume} is not a folder: give latest, or the folder of a run below {runs}")
-    patterns = [f"{'**/' if resume == 'latest' else ''}checkpoints/{name}.ckpt" for name in _RESUMED]
-    return _check_training(_choose_newest(runs if resume == "latest" else Path(resume), *patterns))
-
-
-def _choose_newest(folder: Path, *patterns: str) -> Path:
-    found = [path for pattern in patterns for path in folder.glob(pattern)]
-    if not found:
-        names = " or ".join(pattern.rpartition("/")[2] for pattern in patterns)
-        raise DataError(f"no {names} below {folder}: run fit first, or give ckpt=<path>")
-    newest = max(found, key=lambda path: path.stat().st_mtime)
-    log.info("checkpoint: %s", newest)
-    return newest
-
-
-def _check_checkpoint(ckpt: object) -> Path:
-    if not isinstance(ckpt, str) or not ckpt:
-        raise ConfigError(f"ckpt={ckpt!r}: give the path of a checkpoint, {' or '.join(_NAMED)}; null for none")
-    path = Path(ckpt)
-    if not (path.is_file() or path.is_dir()):  # reading a FIFO would wait for ever
-        raise DataError(f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or last")
-    return path
-
-
-def _check_training(path: Path) -> Path:
-    """Refuse a file that holds no state of a training, before the data are read."""
-    if path.is_dir():  # in pieces, one of each rank
-        return path
-    found = _read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
-    if missing := [key for key in ("state_dict", "loops", "optimizer_states") if key not in found]:
-        raise StoreError(
-            f"{path} holds no {', '.join(missing)}: training goes on from a checkpoint that Lightning wrote with them, "
-            "such as last.ckpt"
-        )
-    return path
-
-
-def _read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
-    """A checkpoint on the host; only plain data is unpickled.
-
-    Args:
-        path: The file.
-        mapped: Leave the tensors on the disk until they are looked at.
-
-    Raises:
-        StoreError: The file is none.
-    """
-    try:
-        mapped = mapped and zipfile.is_zipfile(path)  # else torch has another way to say that it is none
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
-        raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
-    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
-    if not isinstance(found, Mapping):
-        raise StoreError(f"{path} is no checkpoint: it holds a {type(found).__name__}")
-    return found
-
-
-def load_weights(model: L.LightningModule, path: Path) -> None:
-    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is unpickled.
-
-    Raises:
-        StoreError: The file is no checkpoint, or that of another model.
-    """
-    if path.is_dir():
-        raise StoreError(
-            f"{path} is a checkpoint in pieces, one of each rank: make one file of them with "
-            "python -m lightning.pytorch.utilities.consolidate_checkpoint, or train with "
-            "trainer.strategy.state_dict_type=full"
-        )
-    found = _read_checkpoint(path)
-    try:
-        model.load_state_dict(found["state_dict"])
-    except (KeyError, RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"{path} does not hold weights of {type(model).__name__}: {reason}") from error
 
 
 def spreads_weights(trainer: L.Trainer) -> bool:

@@ -152,6 +152,7 @@ class MicroBatchLoader:
         tasks = -(-samples // micro)
         depth = max(self.options.prefetch_batches * tasks, self.choice.workers)
         check_room(self._layout, samples, -(-depth // tasks) + 2)
+        self._check_sources()
         workers = self._workers = self._workers or open_workers(self._rows, self._layout, self.choice, self.options)
         assembly = Assembly(
             self.order,
@@ -244,6 +245,11 @@ class MicroBatchLoader:
 
     def _count_rows(self, batch_size: int) -> int:
         return batch_size if self.collate_fn is not None else self.choice.count_rows(batch_size)
+
+    def _check_sources(self) -> None:
+        """Find files that were cut short before this process reads past their end, which would kill it."""
+        if self.choice.kind != "process" and (check := getattr(self._rows, "check_sources", None)):
+            check()
 
     def _start(self, epoch: int) -> Progress:
         resumed = self._resumed

@@ -65,10 +65,17 @@ class LoaderState:
             StoreError: It is not what `to_plain` gives.
         """
         names = {own.name: bool if own.name == "shuffle" else int for own in fields(cls)}
-        wrong = [name for name, kind in names.items() if type(state.get(name)) is not kind or state[name] < 0]
-        if wrong or state.keys() != names.keys() or state["position"] > state["length"]:
+        if (
+            not isinstance(state, Mapping)
+            or state.keys() != names.keys()
+            or any(
+                type(state[name]) is not kind or not 0 <= state[name] < 2 ** (64 if name == "seed" else 63)
+                for name, kind in names.items()
+            )
+            or state["position"] > state["length"]
+        ):
             raise StoreError(
-                f"the loader's state in the checkpoint is not one that lit_data wrote ({dict(state)!r:.200}): "
+                f"the loader's state in the checkpoint is not one that lit_data wrote ({state!r:.200}): "
                 "resume from another checkpoint"
             )
         return cls(**state)

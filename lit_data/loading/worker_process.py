@@ -1,5 +1,6 @@
 """What runs in a worker process, and the board on which it and the main process see each other."""
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -82,6 +83,7 @@ class RowReader:
         """Set up this process as a worker: one thread, and deaf to signals that are meant for the main process."""
         lines = self.board.lines
         lines[worker + 1] = os.getpid(), -1, 0, 0
+        faulthandler.disable()  # the main process says how a worker ended
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if lines[0, CLOSING] else None)
         threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from lit_data.io import files as files_module
 from lit_data.io.store_header import PIXELS_NAME
 from lit_data.io.store_sources import SourceTable, join_paths
 from lit_data.io.survey import Survey
+from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import Array, RowWriter
 
 SIZES = [(20, 30), (16, 16), (33, 17), (25, 40)]
@@ -156,6 +158,21 @@ def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
         with pytest.raises(StoreCorruptError, match=f"{bank.path}/{PIXELS_NAME}: expected .* bytes, found 5"):
             dataset.check_sources()
     _dataset().check_sources()
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread"])
+def test_a_store_cut_short_is_told_before_the_next_epoch_reads_past_its_end(
+    tmp_path: Path, kind: Literal["inline", "thread"]
+) -> None:
+    images = _open(_write_images(tmp_path / "images", 3, 3), tmp_path / "cache", "store")
+    dataset = StripeDataset(images, PatchGrid(images.heights_px, images.widths_px, 16, 16))
+    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=2, worker_kind=kind))
+    assert list(loader)
+    assert isinstance(images, DecodedStore)
+    os.truncate(images.path / PIXELS_NAME, 5)
+    with pytest.raises(StoreCorruptError, match=r"expected .* bytes, found 5"):
+        list(loader)
+    loader.close()
 
 
 READ_IN_A_CHILD = """

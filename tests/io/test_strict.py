@@ -52,8 +52,43 @@ def test_the_second_decoder_finds_a_cut_on_its_own(tmp_path: Path, monkeypatch: 
     data = _saved("JPEG")
     for size in np.linspace(len(data) - 300, len(data) - 3, 10).astype(int):
         (tmp_path / "a.jpg").write_bytes(data[:size])
-        with pytest.raises(DataError, match=r"a.jpg: truncated or damaged JPEG: image file is truncated"):
+        with pytest.raises(DataError, match=r"a.jpg: truncated or damaged JPEG: Premature end of JPEG file"):
             decode_strict(tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}, {"mode": "CMYK"}])
+def test_a_jpeg_cut_in_its_scan_is_found_though_its_end_marker_stands(tmp_path: Path, options: dict[str, Any]) -> None:
+    stream, mode = io.BytesIO(), options.pop("mode", "RGB")
+    Image.fromarray(SMOOTH).convert(mode).save(stream, "JPEG", **options)
+    data, path = stream.getvalue(), tmp_path / "a.jpg"
+    path.write_bytes(data)
+    assert decode_strict(path).array.shape[1:] == SMOOTH.shape[:2]
+    scan, end = data.index(b"\xff\xda") + 16, data.rindex(b"\xff\xd9")
+    for size in np.linspace(scan, end - 20, 10).astype(int):
+        path.write_bytes(data[:size].rstrip(b"\xff") + data[end:])
+        with pytest.raises(
+            DataError, match=r"a.jpg: (truncated or damaged JPEG: Corrupt JPEG data|truncated JPEG: no end)"
+        ):
+            decode_strict(path)
+
+
+def test_a_jpeg_whose_header_claims_four_times_the_height_is_refused(tmp_path: Path) -> None:
+    data = bytearray(_saved("JPEG"))
+    frame = data.index(b"\xff\xc0") + 5
+    data[frame : frame + 2] = (4 * int.from_bytes(data[frame : frame + 2], "big")).to_bytes(2, "big")
+    (tmp_path / "a.jpg").write_bytes(data)
+    with pytest.raises(DataError, match="premature end of data segment"):
+        decode_strict(tmp_path / "a.jpg")
+
+
+def test_stray_bytes_in_a_jpeg_are_noted_and_do_no_harm(tmp_path: Path) -> None:
+    data = _saved("JPEG")
+    end = data.rindex(b"\xff\xd9")
+    (tmp_path / "a.jpg").write_bytes(data[:end] + bytes(9) + data[end:])
+    (tmp_path / "b.jpg").write_bytes(data)
+    stray = decode_strict(tmp_path / "a.jpg")
+    np.testing.assert_array_equal(stray.array, decode_strict(tmp_path / "b.jpg").array)
+    assert stray.notes == ("a JPEG with small faults that leave its pixels as they are",)
 
 
 def test_a_whole_jpeg_may_have_a_thumbnail_and_a_tail(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_data.commands.session import load_weights
+from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.modules import DetectionModule, DetectorNet
 from lit_data.modules.detection import find_objects

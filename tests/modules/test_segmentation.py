@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_data.commands.session import load_weights
+from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import CompareNet, SegmentationModule
 from lit_data.modules.schedule import learning_rate_factor

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lit_data.commands.session import load_weights
+from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.modules import PointVoxelNet, QueryCounts, VectorQuantiser, VoxelModule
 from lit_data.types import Batch

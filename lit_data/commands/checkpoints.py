@@ -1,0 +1,209 @@
+"""Checkpoints that a command begins with: which one, whether it can be trusted, and what is taken of it."""
+
+import logging
+import pickle
+import traceback
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Number
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
+
+log = logging.getLogger(__name__)
+
+_NAMED: Final = ("best", "last")
+_RESUMED: Final = ("last", "interrupted", "step")  # checkpoints that hold the whole state of a training
+_RESTORING: Final = "trainer.connectors.checkpoint_connector"
+
+
+def find_checkpoint(cfg: DictConfig) -> Path:
+    """The checkpoint `cfg.ckpt`: a path, or `best` or `last`, the newest of that name; null stands for `best`.
+
+    Raises:
+        ConfigError: `cfg.ckpt` is no text, or empty.
+        DataError: The file does not exist, or there is none to choose.
+    """
+    if cfg.ckpt not in (None, *_NAMED):
+        return _check_checkpoint(cfg.ckpt)
+    folder = Path(cfg.paths.runs) / "fit" / cfg.name
+    return _choose_newest(folder, f"**/checkpoints/{cfg.ckpt or 'best'}.ckpt")
+
+
+def find_start(cfg: DictConfig) -> Path | None:
+    """The checkpoint that ``fit`` goes on from, if any: that of `ckpt`, or the newest of the run `resume`.
+
+    Raises:
+        ConfigError: Both are given, or one of them is no text, or empty.
+        DataError: The file does not exist or is no checkpoint, or there is none to choose.
+    """
+    resume = cfg.get("resume")
+    if resume is None:
+        return None if cfg.ckpt is None else _check_training(find_checkpoint(cfg))
+    if cfg.ckpt is not None:
+        raise ConfigError(f"resume={resume} and ckpt={cfg.ckpt}: give one of them")
+    if not isinstance(resume, str) or not resume:
+        raise ConfigError(f"resume={resume!r}: give latest, or the folder of a run")
+    runs = Path(cfg.paths.runs) / "fit" / cfg.name
+    if resume != "latest" and not Path(resume).is_dir():
+        raise DataError(f"resume={resume} is not a folder: give latest, or the folder of a run below {runs}")
+    patterns = [f"{'**/' if resume == 'latest' else ''}checkpoints/{name}.ckpt" for name in _RESUMED]
+    return _check_training(_choose_newest(runs if resume == "latest" else Path(resume), *patterns))
+
+
+def _choose_newest(folder: Path, *patterns: str) -> Path:
+    found = [path for pattern in patterns for path in folder.glob(pattern)]
+    if not found:
+        names = " or ".join(pattern.rpartition("/")[2] for pattern in patterns)
+        raise DataError(f"no {names} below {folder}: run fit first, or give ckpt=<path>")
+    newest = max(found, key=lambda path: path.stat().st_mtime)
+    log.info("checkpoint: %s", newest)
+    return newest
+
+
+def _check_checkpoint(ckpt: object) -> Path:
+    if not isinstance(ckpt, str) or not ckpt:
+        raise ConfigError(f"ckpt={ckpt!r}: give the path of a checkpoint, {' or '.join(_NAMED)}; null for none")
+    path = Path(ckpt)
+    if not (path.is_file() or path.is_dir()):  # reading a FIFO would wait for ever
+        raise DataError(f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or last")
+    return path
+
+
+def _check_training(path: Path) -> Path:
+    """Refuse a file that holds no state of a training, before the data are read."""
+    if path.is_dir():  # in pieces, one of each rank
+        return path
+    found = _read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
+    if missing := [key for key in ("state_dict", "loops", "optimizer_states") if key not in found]:
+        raise StoreError(
+            f"{path} holds no {', '.join(missing)}: training goes on from a checkpoint that Lightning wrote with them, "
+            "such as last.ckpt"
+        )
+    return path
+
+
+def _read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
+    """A checkpoint on the host; only plain data is unpickled.
+
+    Args:
+        path: The file.
+        mapped: Leave the tensors on the disk until they are looked at.
+
+    Raises:
+        StoreError: The file is none.
+    """
+    try:
+        mapped = mapped and zipfile.is_zipfile(path)  # else torch has another way to say that it is none
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
+        raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
+    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
+    if not isinstance(found, Mapping):
+        raise StoreError(f"{path} is no checkpoint: it holds a {type(found).__name__}")
+    return found
+
+
+def load_weights(model: L.LightningModule, path: Path) -> None:
+    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is unpickled.
+
+    Raises:
+        StoreError: The file is no checkpoint, or that of another model.
+    """
+    if path.is_dir():
+        raise StoreError(
+            f"{path} is a checkpoint in pieces, one of each rank: make one file of them with "
+            "python -m lightning.pytorch.utilities.consolidate_checkpoint, or train with "
+            "trainer.strategy.state_dict_type=full"
+        )
+    found = _read_checkpoint(path)
+    _check_weights(found, model, path)
+    try:
+        model.load_state_dict(found["state_dict"])
+    except (KeyError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{path} does not hold weights of {type(model).__name__}: {reason}") from error
+
+
+@contextmanager
+def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) -> Iterator[None]:
+    """Hold the state of a training against what is to take it over, and let errors of taking it over name the file.
+
+    Raises:
+        StoreError: The checkpoint is damaged, or that of another model or of other callbacks.
+    """
+    if start is None or start.is_dir():  # in pieces, one of each rank
+        yield
+        return
+    found = _read_checkpoint(start, mapped=True)
+    _check_weights(found, model, start)
+    for name, state, like in _pair_states(found, trainer):
+        if fault := _find_fault(state, like):
+            raise StoreError(f"{start} is damaged: the state of {name} has {fault}; go on from an earlier checkpoint")
+    try:
+        yield
+    except LitDataError:
+        raise
+    except Exception as error:
+        if not _is_restoring(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise StoreError(
+            f"{start} does not fit this run: {type(error).__name__}: {reason}. Go on with the model and the "
+            "options it was saved with, or from an earlier checkpoint"
+        ) from error
+
+
+def _check_weights(found: Mapping[str, Any], model: L.LightningModule, path: Path) -> None:
+    """Refuse learned weights of NaN, which stay so; buffers may hold what they like."""
+    weights = found.get("state_dict")
+    if not isinstance(weights, Mapping):
+        return  # said where they are loaded
+    learned = {name: weights[name] for name, _ in model.named_parameters() if isinstance(weights.get(name), Tensor)}
+    bad = [name for name, weight in learned.items() if weight.is_floating_point() and weight.isnan().any()]
+    if bad:
+        raise StoreError(
+            f"{path} holds NaN in {len(bad)} of {len(learned)} weights, first in {bad[0]}: training diverged before it "
+            "was saved. Take an earlier checkpoint, or train again with a lower learning rate"
+        )
+
+
+def _pair_states(found: Mapping[str, Any], trainer: L.Trainer) -> Iterator[tuple[str, object, object]]:
+    """Each state of a checkpoint that this run would take over, with what this run has in its place."""
+    states = found.get("callbacks", {})
+    yield "all callbacks", states, {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
+        if callback.state_key in states:
+            yield callback.state_key.partition("{")[0], states[callback.state_key], callback.state_dict()
+    yield "the loops", found["loops"], {"fit_loop": trainer.fit_loop.state_dict()}
+
+
+def _find_fault(state: object, like: object, place: str = "") -> str:
+    """The first value of another kind than this run has in its place, or none; what is not set yet has no kind."""
+    if isinstance(like, Mapping):
+        if not isinstance(state, Mapping):
+            return f"{place or 'nothing'} = {str(state)[:40]!r}"
+        pairs = ((f"{place}.{key}".lstrip("."), state.get(key, like[key]), like[key]) for key in like)
+        return next((fault for pair in pairs if (fault := _find_fault(pair[1], pair[2], pair[0]))), "")
+    for kind in (Number, str, list):
+        if isinstance(like, kind) and state is not None and not isinstance(state, kind | Tensor):
+            return f"{place} = {str(state)[:40]!r}"
+    return ""
+
+
+def _is_restoring(error: Exception) -> bool:
+    """Whether an error comes from where Lightning takes over the state of a checkpoint."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(
+        str(frame.f_globals.get("__name__")).endswith(_RESTORING) and "restore" in frame.f_code.co_name
+        for frame in frames
+    )

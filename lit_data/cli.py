@@ -1,6 +1,7 @@
 """``python -m lit_data COMMAND [overrides]``: words in, exit code out."""
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.arguments import Parser
 from lit_data.commands.help import format_command_help, format_help
 from lit_data.commands.suggest import did_you_mean, nearest
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.errors import ConfigError, LitDataError, StoreSpaceError
 
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
 
@@ -127,10 +128,28 @@ def _choose_exit_code(error: BaseException) -> int:
         return cause.exit_code
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         return 128 + signal.SIGINT  # Lightning turns Ctrl-C into SystemExit(1)
+    if full := _find_full_disk(error):
+        _report(full)
+        return full.exit_code
     if stop is None:
         traceback.print_exception(error)
         return 1
     return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _find_full_disk(error: BaseException | None) -> LitDataError | None:
+    """Whoever wrote when a disk or a quota was full, Hydra, a logger or a library: it is no fault of the program."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" ({error.filename})" if error.filename else ""
+            full = StoreSpaceError(
+                f"{error.strerror}{where}: free some space, or put the runs elsewhere with paths.runs=FOLDER and the "
+                "decoded images with paths.cache=FOLDER; if /dev/shm is full, as in a container, give it more"
+            )
+            full.__cause__ = error
+            return full
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _report(error: LitDataError) -> None:

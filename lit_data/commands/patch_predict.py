@@ -10,9 +10,10 @@ import numpy as np
 
 from lit_data.commands.patch_pictures import draw_maps
 from lit_data.commands.predict_files import ProbabilityMap, slabs, write_png
-from lit_data.commands.predict_images import Written, write_table
+from lit_data.commands.predict_images import Written
 from lit_data.commands.predict_journal import Entry
 from lit_data.commands.predict_options import PredictOptions
+from lit_data.commands.result import write_table
 from lit_data.commands.whole_images import WholeImages
 from lit_data.inference import Defect, find_defects
 from lit_data.io.readers import read_image

@@ -1,6 +1,5 @@
 """``predict`` for whole images: each one predicted tile by tile, and written as soon as it is complete."""
 
-import csv
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ import numpy as np
 
 from lit_data.commands.predict_bar import ImageBar, image_bar
 from lit_data.commands.predict_convert import convert_net
-from lit_data.commands.predict_files import ProbabilityMap, replaced
+from lit_data.commands.predict_files import ProbabilityMap
 from lit_data.commands.predict_journal import Entry, Journal
 from lit_data.commands.predict_net import choose_overlap_px, open_predictor, prepare_net
 from lit_data.commands.predict_options import Predicted, PredictOptions, PredictRun
+from lit_data.commands.result import write_table
 from lit_data.commands.whole_images import WholeImages
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
@@ -117,29 +117,6 @@ def predict_images(
     write_table(run.folder / "bad.csv", ("image", "reason"), [{"image": path, "reason": why} for path, why in bad])
     kept = {"predict/images_kept": len(chosen) - len(waiting), "predict/images_bad": len(bad)}
     return Predicted({**files.finish(entries), **kept, **converted}, bad)
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a CSV, whole or not at all; of each row only the columns."""
-    lines = _Lines()
-    writer = csv.DictWriter(lines, fieldnames=columns, extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
-    with replaced(path) as file:
-        file.write("".join(lines.parts).encode("utf-8", "surrogateescape"))
-
-
-def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-
-    def write(self, text: str) -> None:
-        self.parts.append(text)
 
 
 def _limit(trainer: L.Trainer, count: int) -> int:

@@ -1,11 +1,13 @@
-"""summary.json: what a command measured, for scripts."""
+"""What a command measured: summary.json for scripts, and tables."""
 
+import csv
+import io
 import json
 import math
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -112,6 +114,24 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV, whole or not at all; of each row only the columns.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
+    write_text(path, text.getvalue())
+
+
+def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all.
 
@@ -121,7 +141,7 @@ def write_text(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         try:
-            with part.open("x", encoding="utf-8") as file:
+            with part.open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,6 +1,5 @@
 """``show``: draw what a model will see, with the plan of each patch, the families of defects and the augmentation."""
 
-import csv
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from omegaconf import DictConfig
 
 from lit_data.commands.pictures import draw_samples
 from lit_data.commands.previews import draw_families
+from lit_data.commands.result import write_table
 from lit_data.commands.session import build_datamodule
 from lit_data.commands.views import open_view
 
@@ -33,10 +33,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     rows = datamodule.inspect(stage).describe_plan(batch, shown)
     if rows:
         path = folder / "plan.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(path, list(rows[0]), rows)
         log.info("plan: %s", path)
     families = draw_families(datamodule, batch, folder / "families.png", stage=stage, count=cfg.show.examples)
     open_view(datamodule).draw_augmented(batch, shown, folder / "augment.png", stage=stage)

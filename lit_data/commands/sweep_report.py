@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_data.commands.result import KEYS, write_json
+from lit_data.commands.result import KEYS, plain_cell, write_json, write_text
 from lit_data.commands.run_report import add_report
 from lit_data.commands.sweep_job import Sweep
 from lit_data.commands.sweep_options import (
@@ -173,10 +173,8 @@ def _write_csv(path: Path, jobs: Sequence[Job]) -> None:
     for job in jobs:
         record = job.record
         head = [record.number, record.status, record.exit_code, record.seconds, record.reason]
-        rows.writerow([*head, *job.swept.values(), *(job.metrics.get(key) for key in metrics)])
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text.getvalue(), encoding="utf-8")
-    part.replace(path)
+        rows.writerow(map(plain_cell, [*head, *job.swept.values(), *(job.metrics.get(key) for key in metrics)]))
+    write_text(path, text.getvalue())
 
 
 def _draw(jobs: Sequence[Job], path: Path, metric: str | None, plan: Plan) -> None:

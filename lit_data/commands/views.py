@@ -17,9 +17,10 @@ from lit_data.commands.gan_views import draw_generated
 from lit_data.commands.patch_pictures import draw_patch_predictions, draw_patch_samples
 from lit_data.commands.patch_predict import MapFiles
 from lit_data.commands.plain_pictures import draw_plain_samples
-from lit_data.commands.predict_images import predict_images, write_table
+from lit_data.commands.predict_images import predict_images
 from lit_data.commands.predict_options import Predicted, PredictOptions, PredictRun
 from lit_data.commands.previews import draw_augmented
+from lit_data.commands.result import write_table
 from lit_data.commands.volume_pictures import draw_reconstructions, draw_volume_samples
 from lit_data.commands.volume_predict import VolumeWriter
 from lit_data.commands.watermark_pictures import draw_augmented_marks, draw_mark_predictions, draw_mark_samples

@@ -1,6 +1,5 @@
 """``predict`` for volumes: each one written again from what a model makes of it."""
 
-import csv
 import logging
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_data.commands.result import write_table
 from lit_data.commands.volume_pictures import (
     Reconstruction,
     draw_pairs,
@@ -91,10 +91,7 @@ class VolumeWriter(L.Callback):
             The numbers for summary.json: means over the volumes.
         """
         path = self._folder / "volumes.csv"
-        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.DictWriter(file, fieldnames=COLUMNS)
-            writer.writeheader()
-            writer.writerows(self._rows)
+        write_table(path, COLUMNS, self._rows)
         log.info("volumes: %s", path)
         if self._pairs:
             draw_pairs(self._pairs, self._folder / "predictions.png", "volumes and their reconstructions")

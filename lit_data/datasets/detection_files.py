@@ -22,12 +22,17 @@ from lit_data.io.options import DEFAULT_READ, ReadOptions
 from lit_data.io.problems import Problems, show_path
 from lit_data.io.progress import track
 from lit_data.io.survey import OnBad
+from lit_data.io.walk import check_inside
 
 log = logging.getLogger(__name__)
 
 LabelFormat = Literal["auto", "yolo", "coco", "voc"]
 
 _PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations_voc"))}
+_SIDE_FILES: Final = (
+    *("data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_*.json"),
+    *(f"{split}.txt" for split in SPLITS),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +122,7 @@ def find_detection_files(
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     folder = _open_folder(Path(os.path.abspath(root)), allow_outside)  # noqa: PTH100 - keeps links
     found = _find_labels(folder, label_format, annotations, on_bad, allow_outside)
-    fixed = _find_splits(folder, splits, found.coco)
+    fixed = _find_splits(folder, splits, found.coco, allow_outside)
     members, sizes_px = _measure(folder, _list_members(folder, found.coco, fixed), read, on_bad)
     labels = _read_labels(folder, found, members, sizes_px, classes, difficult, on_bad)
     images = tuple(str(folder.root / folder.names[number]) for number in members)
@@ -130,6 +135,9 @@ def _open_folder(root: Path, allow_outside: bool) -> _Folder:
         patterns = ["*/images/**/*" if any(path.is_dir() for path in root.glob("*/images")) else "**/*"]
     paths = find_images(root, patterns=patterns, allow_outside=allow_outside).paths
     names = tuple(path.relative_to(root).as_posix() for path in paths)
+    if not allow_outside:
+        for path in (path for pattern in _SIDE_FILES for path in root.glob(pattern)):
+            check_inside(path, root)
     described = (root / "data.yaml").is_file()
     yaml = read_data_yaml(root / "data.yaml") if described else DataYaml((), ".", {})
     return _Folder(root, names, NameIndex(paths), yaml)
@@ -158,7 +166,9 @@ def _find_labels(
     )
 
 
-def _find_splits(folder: _Folder, splits: Splits, coco: Sequence[CocoFile]) -> Mapping[str, Sequence[int]] | None:
+def _find_splits(
+    folder: _Folder, splits: Splits, coco: Sequence[CocoFile], allow_outside: bool
+) -> Mapping[str, Sequence[int]] | None:
     """The images of each split, unless they go by shares."""
     words = [find_split(name.rpartition("/")[0]) for name in folder.names]
     by_folder = {split: [n for n, word in enumerate(words) if word == split] for split in SPLITS}
@@ -173,7 +183,8 @@ def _find_splits(folder: _Folder, splits: Splits, coco: Sequence[CocoFile]) -> M
         return None if shares else {key: part.tolist() for key, part in split_images(folder.names, splits).items()}
     lists = {split: (f"{split}.txt",) for split in SPLITS if (folder.root / f"{split}.txt").is_file()}
     if entries := folder.yaml.splits or lists:
-        return read_splits(folder.root, entries, folder.yaml.folder, folder.names, folder.index)
+        places = [folder.root / folder.yaml.folder, folder.root]
+        return read_splits(places, entries, folder.names, folder.index, allow_outside=allow_outside)
     if coco and all(find_split(Path(file.path).name) for file in coco):
         return split_by_file(coco, folder.index)
     return None if None in words else by_folder

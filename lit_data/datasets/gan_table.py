@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.problems import SHOWN, escape, show_path
+from lit_data.io.walk import check_inside
 
 Ints = NDArray[np.int64]
 Views = Literal["none", "folders", "sheet"]
@@ -70,11 +71,12 @@ def read_layout(folder: Path) -> ViewLayout:
     """What `views.json` in the root of a set says; without such a file each image is a sample by itself.
 
     Raises:
-        DataError: The file is not what it must be.
+        DataError: The file is not what it must be, or lies elsewhere.
     """
     path = folder / LAYOUT_FILE
     if not path.is_file():
         return ViewLayout()
+    check_inside(path, folder)
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
         return ViewLayout(**{name: found[name] for name in ViewLayout.__slots__ if name in found or name == "views"})

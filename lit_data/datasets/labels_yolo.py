@@ -17,6 +17,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.problems import Problems, escape
 from lit_data.io.source import naming, open_source, read_whole
 from lit_data.io.survey import OnBad
+from lit_data.io.walk import check_inside
 
 _NUMBER: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"  # never tried twice
 _IS_NUMBER: Final = re.compile(_NUMBER)
@@ -141,24 +142,31 @@ def read_class_names(root: Path) -> tuple[str, ...]:
 
 
 def read_splits(
-    root: Path, entries: Mapping[str, Sequence[str]], folder: str, names: Sequence[str], index: NameIndex
+    folders: Sequence[Path],
+    entries: Mapping[str, Sequence[str]],
+    names: Sequence[str],
+    index: NameIndex,
+    *,
+    allow_outside: bool,
 ) -> dict[str, list[int]]:
     """Find the images of each split.
 
     Args:
-        root: Folder of the set.
+        folders: What entries are relative to, the first that has one; the last is the root of the set.
         entries: For each split its folders of images, and list files with a path, a name or a stem in each row.
-        folder: What entries are relative to, itself relative to the root; the root where it has none of them.
         names: All images, relative to the root.
         index: Of the images.
+        allow_outside: Follow links that lead out of the root.
 
     Raises:
         DataError: Lists all rows without an image, images that are listed twice, and files that are missing.
     """
-    problems, seen = Problems(), dict[int, str]()
+    problems, seen, root = Problems(), dict[int, str](), folders[-1]
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
     for split, entry in ((key, entry) for key in SPLITS for entry in entries.get(key, ())):
-        path = _find_entry([root / folder, root], entry)
+        path = _find_entry(folders, entry)
+        if path and not allow_outside:
+            check_inside(path, root)
         rows = _list_rows(path, root, names) if path else []
         if not any(rows):
             problems.add(root / entry, f"{split} is no list file with rows, and no folder with images of the set")

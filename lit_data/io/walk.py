@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, DataError
 from lit_data.io.header import EXTENSIONS
 from lit_data.io.problems import Problems, show_path
 from lit_data.io.source import describe_missing
@@ -136,6 +136,16 @@ def compile_patterns(patterns: Sequence[str]) -> re.Pattern[str]:
 def is_inside(real_path: str, real_folder: str) -> bool:
     """Whether a path is a folder or lies in it, both without links."""
     return real_path == real_folder or real_path.startswith(real_folder.rstrip(os.sep) + os.sep)
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Refuse a file that a link takes out of the data folder: what it holds would be shown in messages.
+
+    Raises:
+        DataError: It lies elsewhere.
+    """
+    if not is_inside(target := os.path.realpath(path), os.path.realpath(root)):
+        raise DataError(f"{show_path(path)}: {describe_outside(target)}")
 
 
 def describe_outside(target: str) -> str:

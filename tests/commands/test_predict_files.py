@@ -8,7 +8,7 @@ import pytest
 
 from lit_data.commands import predict_files
 from lit_data.commands.predict_files import ProbabilityMap, slabs, write_png
-from lit_data.commands.predict_images import plain_cell
+from lit_data.commands.result import plain_cell
 from lit_data.errors import StoreError
 from lit_data.types import Array
 

@@ -345,3 +345,29 @@ def corners_px(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
     """(x1, y1, x2, y2) of boxes of images of 640 x 480 pixels."""
     sides = boxes[:, 3:] / 2
     return np.hstack([boxes[:, 1:3] - sides, boxes[:, 1:3] + sides]) * np.float32([640, 480, 640, 480])
+
+
+@pytest.mark.parametrize(
+    "name", ["data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_train.json", "train.txt"]
+)
+def test_a_link_out_of_the_set_is_not_read(flat: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    secret = tmp_path_factory.mktemp("home") / "secret"
+    secret.write_text("token = 123\n")
+    (flat / name).parent.mkdir(exist_ok=True)
+    (flat / name).unlink(missing_ok=True)
+    (flat / name).symlink_to(secret)
+    with pytest.raises(DataError, match=r"leads out of the data folder, to .*/secret") as caught:
+        find_detection_files(flat)
+    assert "token" not in str(caught.value)
+
+
+def test_a_list_that_data_yaml_names_is_not_read_behind_a_link(
+    flat: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    secret = tmp_path_factory.mktemp("home") / "secret"
+    secret.write_text("token = 123\n")
+    (flat / "rows").symlink_to(secret)
+    (flat / "data.yaml").write_text("names: [a, b]\ntrain: rows\nval: rows\n")
+    with pytest.raises(DataError, match="leads out of the data folder") as caught:
+        find_detection_files(flat)
+    assert "token" not in str(caught.value)

@@ -1,6 +1,5 @@
 """Lines of a measurement: as CSV, and as a table in the terminal."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +8,14 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from lit_data.commands.result import write_table
+
 _WIDTH: Final = 150
 
 
 def write_lines(lines: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> None:
     """Write a CSV, numbers with six digits; an empty cell is a number that there is not."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=columns)
-        writer.writeheader()
-        writer.writerows({name: _write_cell(value) for name, value in line.items()} for line in lines)
+    write_table(path, columns, ({name: _write_cell(value) for name, value in line.items()} for line in lines))
 
 
 def show_table(table: Table, console: Console | None = None) -> Console:

@@ -1,3 +1,4 @@
+import errno
 import itertools
 import json
 import logging
@@ -653,6 +654,17 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
     err = capsys.readouterr().err
     assert text in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_line_whoever_wrote(
+    install: Install, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    install(raising(OSError(number, os.strerror(number), "metrics.csv")))
+    assert main(["show"]) == 4
+    err = capsys.readouterr().err
+    assert f"lit_data: {os.strerror(number)} (metrics.csv): free some space" in err
+    assert "Traceback" not in err
 
 
 def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Install) -> None:

@@ -111,7 +111,7 @@ class Journal:
                 self._entries[entry.image] = entry
 
     def _is_whole(self, file: tuple[str, int]) -> bool:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # names that no file can have
             return (self._folder / file[0]).stat().st_size == file[1]
         return False
 

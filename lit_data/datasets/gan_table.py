@@ -80,7 +80,7 @@ def read_layout(folder: Path) -> ViewLayout:
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
         return ViewLayout(**{name: found[name] for name in ViewLayout.__slots__ if name in found or name == "views"})
-    except (ValueError, TypeError, KeyError, ConfigError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, ConfigError) as error:
         raise DataError(f"{show_path(path)}: {error}; it must hold views, and may hold tiles and degrees") from error
 
 

@@ -22,7 +22,7 @@ from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, MAX_HEADER_BYTES, 
 from lit_data.io.store_index import IMAGE_RECORD
 from lit_data.io.store_pixels import PixelWriter, decode_images
 from lit_data.io.store_sources import SourceTable, list_sources
-from lit_data.io.store_writer import explain_errors, new_file, no_space, reserve, sync_folder, write_all
+from lit_data.io.store_writer import explain_errors, keep_private, new_file, no_space, reserve, sync_folder, write_all
 from lit_data.io.survey import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.temp import sweep, temp_folder
 
@@ -136,6 +136,7 @@ def _write_store(
         raise_bad(bad, len(sources), options.on_bad)
         os.ftruncate(fd, writer.size_bytes)
     _write_tables(temp, writer, wanted, survey, bad)
+    keep_private(temp, (path for number in survey.images for path in sources[number].paths))
 
 
 def _write_tables(

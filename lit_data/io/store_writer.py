@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -52,6 +52,15 @@ def reserve(fd: int, size_bytes: int) -> None:
         # Some mounts cannot reserve; there a full disk shows at the write that meets it.
         if error.errno not in _NO_RESERVATION:
             raise
+
+
+def keep_private(path: Path, sources: Iterable[str]) -> None:
+    """Let nobody read a store, file or folder, who may not read all of its sources."""
+    allowed = 0o777
+    for source in sources:
+        allowed &= os.stat(source).st_mode  # noqa: PTH116 - there may be a million
+    hidden = ~allowed & 0o044
+    path.chmod(path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2))  # of a folder also who may enter it
 
 
 def sync_folder(folder: Path) -> None:

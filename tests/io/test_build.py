@@ -558,3 +558,17 @@ def test_store_that_another_process_publishes_first_is_used(
     assert values(ours) == values(theirs[0]) == list(range(6))
     assert list_cache(images) == {ours.key}
     assert "another process published this store first; it is used" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o644, 0o755), (0o640, 0o750), (0o600, 0o700)])
+def test_nobody_reads_a_store_who_may_not_read_its_sources(tmp_path: Path, mode: int, expected: int) -> None:
+    before = os.umask(0o022)
+    try:
+        for number in range(3):
+            np.save(tmp_path / f"{number}.npy", np.zeros((1, 4, 4), np.uint8))
+        (tmp_path / "1.npy").chmod(mode)
+        sources = [ImageSource((str(tmp_path / f"{number}.npy"),)) for number in range(3)]
+        store = DecodedStore.build(sources, tmp_path / "cache", decoder=NpyDecoder())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(store.path.stat().st_mode) == expected

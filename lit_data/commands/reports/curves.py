@@ -15,6 +15,7 @@ from lit_data.commands.reports.untrusted import open_inside
 
 _FILES: Final = ("csv/metrics.csv", "metrics.csv", "lightning_logs/*/metrics.csv", "*/metrics.csv", "*/*/metrics.csv")
 _MOST_BYTES: Final = 2**30
+_MOST_STEPS: Final = 2**53
 _NOT_METRICS: Final = ("step", "epoch")
 
 
@@ -161,11 +162,11 @@ def _read_row(
         return None
     row = dict(zip(head, cells, strict=True))
     try:
-        step, epoch = (int(float(row.get(key) or default)) for key, default in (("step", number), ("epoch", -1)))
+        step, epoch = (float(row.get(key) or default) for key, default in (("step", number), ("epoch", -1)))
         values = [(key, float(text)) for key, text in row.items() if text and key not in _NOT_METRICS]
     except (ValueError, OverflowError):
         return None
-    return step, epoch, values
+    return (int(step), int(epoch), values) if all(abs(number) < _MOST_STEPS for number in (step, epoch)) else None
 
 
 def _make_series(rows: Sequence[tuple[int, int, float]]) -> Series:

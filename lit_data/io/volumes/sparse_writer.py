@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_data.io.decoders import ImageSource
 from lit_data.io.store_sources import list_sources
-from lit_data.io.store_writer import explain_errors, new_file, reserve, sync_folder, write_all
+from lit_data.io.store_writer import explain_errors, keep_private, new_file, reserve, sync_folder, write_all
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions, bring_to, is_whole, scan_slabs
 from lit_data.io.volumes.labels import LabelCollector
@@ -56,6 +56,7 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
                 reserve(fd, header.nbytes)
                 for chunk in parts.assemble(header):
                     write_all(fd, memoryview(chunk))
+            keep_private(temp / "volume", source.all_files)
             (temp / "volume").replace(target)
             sync_folder(target.parent)
 

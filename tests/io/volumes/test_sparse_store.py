@@ -45,6 +45,14 @@ def _build(tmp_path: Path, **arguments: object) -> SparseStore:
     return SparseStore.build(find_volumes(tmp_path / "ct"), tmp_path / "cache", **settings)  # type: ignore[arg-type]
 
 
+def test_nobody_reads_an_index_who_may_not_read_its_volume(tmp_path: Path) -> None:
+    _write(tmp_path / "ct", 2)
+    (tmp_path / "ct" / "v1.npy").chmod(0o600)
+    store = _build(tmp_path)
+    assert [store.file(number).stat().st_mode & 0o044 for number in range(2)][1] == 0
+    assert store.file(0).stat().st_mode & 0o044 == (tmp_path / "ct" / "v0.npy").stat().st_mode & 0o044
+
+
 def _check(store: SparseStore, volumes: list[Array]) -> None:
     assert len(store) == len(volumes)
     for sparse, volume in zip(store, volumes, strict=True):

@@ -71,13 +71,15 @@ class CudaGauge:
 
     def read(self) -> MemoryReading:
         """Memory now."""
-        free, _ = torch.cuda.mem_get_info(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         stats = self._stats()
         if not stats:  # CUDA was not used yet
-            return MemoryReading(0, 0, 0, free)
+            return MemoryReading(0, 0, 0, min(free, allowed))
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]["current"]
         peak = max(self._peak_bytes, allocated["peak"])
-        return MemoryReading(allocated["current"], reserved, peak, reserved + free, stats["num_alloc_retries"])
+        limit = min(reserved + free, allowed)
+        return MemoryReading(allocated["current"], reserved, peak, limit, stats["num_alloc_retries"])
 
     def count_retries(self) -> int:
         """`MemoryReading.retries` alone, which costs less than a reading."""

@@ -162,9 +162,12 @@ class MemoryMonitor(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._record is None:
             return
-        if is_out_of_memory(exception) and not is_noted(exception):
-            self._note_oom(trainer, exception)
-        self._sample("event")
+        try:
+            if is_out_of_memory(exception) and not is_noted(exception):
+                self._note_oom(trainer, exception)
+            self._sample("event")
+        except Exception as problem:  # a device that an error broke answers with that error from then on
+            log.warning("memory at the end of the run cannot be read: %s: %s", type(problem).__name__, problem)
         self._draw(trainer)
 
     @override

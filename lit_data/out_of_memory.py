@@ -21,6 +21,10 @@ _TEXTS: Final = re.compile(
 )
 """Texts of RuntimeErrors; from PyTorch's sources, and reports such as ultralytics#12193 and mosaicml/composer#3397."""
 
+_UNCLEAR: Final = re.compile(r"CUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)")
+"""What cuDNN says of many faults, of which a lack of memory for its handle is one."""
+_SCARCE_BYTES: Final = 2**28
+
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one that it was raised from, says that memory ran out.
@@ -35,7 +39,19 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         seen.add(id(error))
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and _TEXTS.search(str(error)):
+        if isinstance(error, RuntimeError) and (_TEXTS.search(str(error)) or _is_scarce(str(error))):
             return True
         error = error.__cause__
     return False
+
+
+def _is_scarce(text: str) -> bool:
+    """Whether an error that may mean anything came when the device had next to no memory left."""
+    import torch
+
+    if not (_UNCLEAR.search(text) and torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return False
+    try:
+        return torch.cuda.mem_get_info()[0] < _SCARCE_BYTES
+    except RuntimeError:  # the device is broken, so it was none
+        return False

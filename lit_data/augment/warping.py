@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_data.augment.matrices import Size
+from lit_data.devices import widest_float
 
 Padding = Literal["reflect", "zeros", "border"]
 _SAMPLER_PADDING: Final = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
@@ -84,7 +85,8 @@ def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = Fa
     """Look up planes at places between pixels.
 
     Args:
-        planes: [B, C, H, W]; of any dtype for nearest neighbour, whose values stay what they were (int64 up to 2**53).
+        planes: [B, C, H, W]; of any dtype for nearest neighbour, whose values stay what they were (int64
+            up to 2**53, on an Apple GPU 2**24).
         grid: [B, h, w, 2] of `sampling_grid`.
         padding: What lies outside the input.
         nearest: Nearest neighbour instead of bilinear.
@@ -92,7 +94,8 @@ def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = Fa
     Returns:
         [B, C, h, w] of the dtype of the planes.
     """
-    exact = torch.float64 if planes.dtype in (torch.int32, torch.int64, torch.float64) else torch.float32
+    whole = planes.dtype in (torch.int32, torch.int64, torch.float64)
+    exact = widest_float(planes.device) if whole else torch.float32
     looked_up: Tensor = F.grid_sample(
         planes.to(exact),
         grid.to(exact),

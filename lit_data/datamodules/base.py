@@ -3,6 +3,7 @@
 import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -229,8 +230,10 @@ class BaseDataModule(L.LightningDataModule):
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
         device = self.trainer.strategy.root_device if self.trainer else None
-        if device is not None and device.type == "cuda" and self.loader.pins_memory and self._copies_ahead():
-            loader.device = device
+        if device is not None and device.type != "cuda" and self.loader.pin_memory == "auto":
+            loader.options = replace(loader.options, pin_memory=False)  # or a run on the CPU would wake up the GPU
+        elif device is not None and self.loader.pins_memory:
+            loader.pin_device, loader.device = device, device if self._copies_ahead() else None
         return loader
 
     def _copies_ahead(self) -> bool:

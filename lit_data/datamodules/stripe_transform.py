@@ -101,7 +101,9 @@ class StripeTransform:
     def spread(self, images: Tensor, batch: Batch) -> tuple[Tensor, ValueRange]:
         """Stored pixels as target and references, [B, 3, H, W], with their value range; told apart if need be."""
         if self.expand != tuple(range(images.shape[1])):
-            images = images[:, list(self.expand)]
+            if images.dtype is torch.uint16 and images.is_cuda:
+                images = images.to(torch.float32)  # CUDA has few kernels for uint16
+            images = torch.stack([images[:, channel] for channel in self.expand], dim=1)
         if self.nuisance:
             return self.nuisance.forward(to_unit(images, self.values), batch), ValueRange()
         return images, self.values

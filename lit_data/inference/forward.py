@@ -103,7 +103,7 @@ class Forward:
 
     def _run(self, tiles: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
         with self._evaluation.on(), torch.inference_mode(), self._autocast():
-            images = _to_unit(tiles.to(self.device), self.options.value_range)
+            images = _to_unit(tiles.to(self.device, non_blocking=True), self.options.value_range)
             images = images.contiguous(memory_format=self._format)
             if self.options.augment is None:
                 return self._predict(images, call)

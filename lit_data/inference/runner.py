@@ -172,7 +172,8 @@ def _attempt(forward: Forward, piece: Piece, size: int) -> Answer:
         tiles = piece.tiles
         if forward.options.compile and len(tiles) < size:
             tiles = _fill_up(tiles, size)  # another length would be compiled again
-        return _send_back(forward(torch.from_numpy(tiles))[: len(piece)])
+        images = torch.from_numpy(tiles)
+        return _send_back(forward(images.pin_memory() if forward.device.type == "cuda" else images)[: len(piece)])
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -184,7 +185,7 @@ def _send_back(values: Tensor) -> Answer:
         return Answer(values.cpu())
     host = values.to("cpu", non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(values.device))  # which may not be that of the current device
     return Answer(host, arrived)
 
 

@@ -82,6 +82,7 @@ class MicroBatchLoader:
         self.sampler = self if shuffle else None
         self.batch_sampler = None  # Lightning reads it wherever there is a sampler
         self.device: torch.device | None = None
+        self.pin_device: torch.device | None = None
         self.assemble_s = 0.0
         self._resumed: LoaderState | None = None
         self._progress: Progress | None = None
@@ -141,7 +142,7 @@ class MicroBatchLoader:
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._batches()
-        return SideStream(self.device).ahead(batches) if self.device is not None else batches
+        return self._side_stream.ahead(batches) if self.device is not None else batches
 
     def _batches(self) -> Iterator[Any]:
         progress = self._start(self.epoch)
@@ -181,12 +182,12 @@ class MicroBatchLoader:
 
     def read(self, positions: NDArray[np.int64], epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
         """The samples at some positions of an epoch's order as one batch, read by this thread; for looking at a few."""
-        slot = Slot(self._layout, len(positions), shared=False, pinned=False)
+        slot = Slot(self._layout, len(positions), shared=False, pinned=None)
         slot.arrays[INDICES][:] = self.order.at(positions, epoch)
         answer = write(self._rows, slot.arrays, 0, len(positions), epoch)
         if isinstance(answer, Failure):
             raise answer.rebuild()
-        return self._hand_out(Staging(self._layout, shared=False, pinned=False), slot, len(positions), answer or {})
+        return self._hand_out(Staging(self._layout, shared=False, pinned=None), slot, len(positions), answer or {})
 
     def close(self) -> None:
         """End the workers; the next iteration starts others."""
@@ -241,7 +242,14 @@ class MicroBatchLoader:
 
     @cached_property
     def _staging(self) -> Staging:
-        return Staging(self._layout, shared=self.choice.kind == "process", pinned=self.options.pins_memory)
+        pins = self.options.pins_memory
+        device = (self.pin_device or torch.device("cuda", torch.cuda.current_device())) if pins else None
+        return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
+
+    @cached_property
+    def _side_stream(self) -> SideStream:
+        assert self.device is not None
+        return SideStream(self.device)
 
     def _count_rows(self, batch_size: int) -> int:
         return batch_size if self.collate_fn is not None else self.choice.count_rows(batch_size)

@@ -75,8 +75,16 @@ class LoaderOptions:
 
     @property
     def pins_memory(self) -> bool:
-        """Whether batches are page-locked here."""
-        return torch.cuda.is_available() if self.pin_memory == "auto" else self.pin_memory
+        """Whether batches are page-locked here.
+
+        Raises:
+            ConfigError: They shall be, and there is no CUDA device.
+        """
+        if self.pin_memory is True and not torch.cuda.is_available():
+            raise ConfigError(
+                "pin_memory=true: only memory for a CUDA device is page-locked, and there is none: set auto"
+            )
+        return self.pin_memory is not False and torch.cuda.is_available()
 
     def count_batch(self, world_size: int) -> int:
         """Samples per batch of each of so many ranks.

@@ -1,8 +1,10 @@
 """The staging ring: pieces of memory, one for a batch each, that are written, handed out as tensors, and used again."""
 
 import logging
+import mmap
 import weakref
 from collections import deque
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final, cast
 
@@ -33,16 +35,16 @@ class Slot:
         arrays: Views of all fields, and of the sample numbers.
     """
 
-    def __init__(self, layout: Layout, samples: int, *, shared: bool, pinned: bool) -> None:
+    def __init__(self, layout: Layout, samples: int, *, shared: bool, pinned: torch.device | None) -> None:
         self.serial = self.oldest = next(_serials)
         self.samples = samples
         nbytes = layout.count_bytes(samples)
         self._shared = SharedMemory(nbytes) if shared else None
         self.handle: Handle | None = self._shared.handle if self._shared else None
         # The exporter is no ndarray, so that views keep the array they were made from alive and not this one.
-        self._exporter = self._shared.map if self._shared else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
-        if pinned:
-            _pin(self, self.view())
+        self._exporter = self._shared.map if self._shared else _allocate(nbytes, pinned=pinned is not None)
+        if pinned is not None:
+            _pin(self, self.view(), pinned)
         self.arrays = layout.arrays(self.view(), samples)
 
     def view(self) -> Array:
@@ -60,10 +62,10 @@ class Staging:
     Args:
         layout: The fields.
         shared: Worker processes write.
-        pinned: Page-lock the memory, once, for copies to a GPU that do not block.
+        pinned: Page-lock the memory, once, for copies to this GPU that do not block.
     """
 
-    def __init__(self, layout: Layout, *, shared: bool, pinned: bool) -> None:
+    def __init__(self, layout: Layout, *, shared: bool, pinned: torch.device | None) -> None:
         self.layout, self.shared, self.pinned = layout, shared, pinned
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._free: list[Slot] = []
@@ -128,19 +130,26 @@ def check_room(layout: Layout, samples: int, slots: int) -> None:
         )
 
 
-def _give_back(returned: deque[tuple[Slot, Any]], slot: Slot, pinned: bool) -> None:
+def _give_back(returned: deque[tuple[Slot, Any]], slot: Slot, pinned: torch.device | None) -> None:
     event = None
-    if pinned:
+    if pinned is not None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(pinned))  # of that device, whichever is current in this thread
     returned.append((slot, event))
 
 
-def _pin(slot: Slot, memory: Array) -> None:
+def _allocate(nbytes: int, *, pinned: bool) -> Any:  # noqa: ANN401 - an exporter of its bytes
+    """Pages of its own for what is page-locked: of the heap, two slots would share one, which is locked only once."""
+    return mmap.mmap(-1, nbytes) if pinned else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+
+
+def _pin(slot: Slot, memory: Array, device: torch.device) -> None:
     """Page-lock the memory of a slot for its life; where that fails, copies to the GPU are just slower."""
     address, runtime = memory.ctypes.data, cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
     error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if error:
         log.warning("%d bytes of staging cannot be page-locked (CUDA error %d)", memory.nbytes, error)
+        with suppress(RuntimeError):  # the runtime keeps an error until the next kernel, which would be blamed for it
+            torch.ones(1, device=device)
         return
     weakref.finalize(slot, runtime.cudaHostUnregister, address).atexit = False

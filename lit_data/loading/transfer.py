@@ -1,6 +1,7 @@
 """Copies to a CUDA device on a stream of their own, one batch ahead of the step that uses it."""
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+
+from lit_data.out_of_memory import is_out_of_memory
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,22 @@ class SideStream:
         """The same batches, each copied while the one before it is in use; what is no dict of tensors is left alone."""
         waiting: Any = None
         for batch in batches:
-            staged = self.start(batch) if is_flat(batch) else batch
+            staged = self._try(batch) if is_flat(batch) else batch
             if waiting is not None:
                 yield waiting
             waiting = staged
         if waiting is not None:
             yield waiting
+
+    def _try(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Begin to copy, if there is room: if not, it is copied in its step, where running out of memory is handled."""
+        try:
+            return self.start(batch)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.info("no room to copy a batch ahead of its step: %s", str(error).partition("\n")[0])
+            return batch
 
 
 def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:

@@ -104,7 +104,8 @@ def _match(overlap: Tensor) -> Tensor:
 
 def _average_precision(right: Tensor, true: int) -> Tensor:
     """[thresholds] from [found, thresholds], the highest score first, and the number of true boxes."""
-    hits = right.double().cumsum(0)
+    right = right.cpu()  # a few numbers, once an epoch: float64, and the same on every device
+    hits = right.cumsum(0).double()
     recall = hits / true
     precision = hits / torch.arange(1, len(right) + 1, device=right.device)[:, None]
     highest = precision.flip(0).cummax(0).values.flip(0) if len(right) else precision

@@ -219,7 +219,15 @@ def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
     Returns:
         [B, R, C].
     """
-    before = F.pad(thickness.cumsum(-1), (1, 0))
+    before = F.pad(_accumulate(thickness), (1, 0))
     passing = torch.exp(-before)
     weights = passing[..., :-1] - passing[..., 1:]
     return (weights[..., None] * colours).sum(2) + passing[..., -1:] * ground
+
+
+def _accumulate(thickness: Tensor) -> Tensor:
+    """Sums from the first to each; `cumsum` of floats has no deterministic kernel on CUDA."""
+    if not (thickness.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return thickness.cumsum(-1)
+    with torch.autocast(thickness.device.type, enabled=False):
+        return thickness @ thickness.new_ones(thickness.shape[-1:] * 2).triu()

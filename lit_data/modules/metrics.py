@@ -6,6 +6,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from lit_data.devices import widest_float
+
 _BINS = 8192
 _PEAKS = 32
 
@@ -43,7 +45,7 @@ class PixelScores(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
-        false, true = self.histogram.flip(1).cumsum(1).double()
+        false, true = self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
         precision, recall = true / (true + false).clamp(min=1), true / true[-1].clamp(min=1)
         steps = torch.diff(recall, prepend=recall.new_zeros(1))
         dice = 2 * true / (true + false + true[-1]).clamp(min=1)
@@ -109,7 +111,8 @@ class DefectRecall(Metric):
 
 def _find_bins(scores: Tensor) -> Tensor:
     """Bins that are narrow near 0 and near 1, where the scores of rare defects lie."""
-    logit = torch.logit(scores.flatten().double(), eps=1e-9)
+    exact = scores.flatten().to(widest_float(scores.device))
+    logit = torch.logit(exact, eps=max(1e-9, torch.finfo(exact.dtype).eps / 2))
     return ((logit / 42 + 0.5) * _BINS).long().clamp(0, _BINS - 1)  # logit(1e-9) is -20.7
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.voxel_net import Field, PointVoxelNet
 from lit_data.modules.voxel_points import Points, find_cells, find_key
@@ -124,17 +125,18 @@ def compare(net: PointVoxelNet, field: Field, points: Points, options: Decoding)
         ``both``, ``true``, ``predicted`` [B] float64 voxels, and ``errors`` [3] float64. Where points are a subset of
         the occupied voxels, ``both`` is the share of the points that is found, of all occupied voxels.
     """
-    found, predicted = field.shapes.new_zeros(2, len(field.shapes), dtype=torch.float64)
+    exact = widest_float(field.shapes.device)
+    found, predicted = field.shapes.new_zeros(2, len(field.shapes), dtype=exact)
     errors = found.new_zeros(3)
     for start in range(0, len(points.rows), options.query_chunk):
         part = slice(start, start + options.query_chunk)
         answers = _ask(net, field, points.rows[part], points.places[part], options)
-        found.index_add_(0, answers.rows, _is_found(answers, options).double())
-        error = (answers.values - points.feats[part, 0]).double()
+        found.index_add_(0, answers.rows, _is_found(answers, options).to(exact))
+        error = (answers.values - points.feats[part, 0]).to(exact)
         errors += torch.stack((error.abs().sum(), error.square().sum(), torch.ones_like(error).sum()))
     for answers, weight in _decode(net, field, options, most=options.score_voxels):
-        predicted.index_add_(0, answers.rows, _is_found(answers, options).double() * weight)
-    return found / points.kept_share(), points.totals.double(), predicted, errors
+        predicted.index_add_(0, answers.rows, _is_found(answers, options).to(exact) * weight)
+    return found / points.kept_share(), points.totals.to(exact), predicted, errors
 
 
 def _decode(

@@ -7,6 +7,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lit_data.devices import widest_float
+
 _EXACT: Final = 1e-12  # of a squared error: 120 dB
 
 
@@ -31,7 +33,7 @@ class VoxelScores(Metric):
     def __init__(self) -> None:
         super().__init__()
         for name in ("ious", "f1s", "volumes", "absolute", "squared", "voxels"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros((), dtype=widest_float()), dist_reduce_fx="sum")
 
     @override
     def update(self, both: Tensor, true: Tensor, predicted: Tensor, errors: Tensor) -> None:
@@ -43,7 +45,7 @@ class VoxelScores(Metric):
             predicted: [B] voxels that are predicted.
             errors: [3] float64 over the true voxels: sum of |error|, sum of error^2, number.
         """
-        both, true, predicted = both.double(), true.double(), predicted.double()
+        both, true, predicted = (count.to(self.ious.dtype) for count in (both, true, predicted))
         union = true + predicted - both
         empty = union <= 0
         self.ious += torch.where(empty, 1.0, both / union.clamp(min=1)).sum()
@@ -78,7 +80,7 @@ class CodePerplexity(Metric):
 
     def __init__(self, codes: int) -> None:
         super().__init__()
-        self.add_state("uses", torch.zeros(codes, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("uses", torch.zeros(codes, dtype=widest_float()), dist_reduce_fx="sum")
 
     @override
     def update(self, codes: Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.voxel_points import Points
 from lit_data.rng import Stream, uniform_torch
@@ -90,7 +91,8 @@ def _choose(points: Points, drawn: Tensor) -> tuple[Tensor, Tensor]:
     places = torch.cat((points.places, points.places.new_zeros(1, 3)))  # so that there is one
     values = torch.cat((points.feats[:, 0], points.feats.new_zeros(1)))
     counts = points.counts[:, None]
-    number = (drawn.double() * counts).long() + points.starts()[:, None]
+    number = (drawn.to(widest_float(drawn.device)) * counts).long().minimum(counts - 1).clamp(min=0)
+    number += points.starts()[:, None]
     return places[number], values[number]
 
 

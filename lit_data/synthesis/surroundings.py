@@ -6,6 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lit_data.devices import widest_float
 from lit_data.synthesis.canvas import Canvas
 
 _LATTICE_PX: Final = (-11, -8, -5, -2, 1, 4, 8, 12)
@@ -53,13 +54,14 @@ class Surroundings:
         """
         weights = self._neighbourhoods.new_tensor(_LAPLACIANS)
         response = (self._neighbourhoods * weights).sum((-2, -1)).abs_().flatten(1)
-        return (response.median(1).values / (6 * 0.6745)).clamp_(min=LEAST_NOISE)
+        middle = response.sort(1).values[:, (response.shape[1] - 1) // 2]  # `median` has no deterministic kernel
+        return (middle / (6 * 0.6745)).clamp_(min=LEAST_NOISE)
 
     @cached_property
     def brightness(self) -> Tensor:
         """[n, C] float32 in 0..1, mean of each channel."""
         read = self.canvas.read_channels(self.row, *self._lattice)
-        return read.double().mean((1, 2)).float()  # in double: the same in any order
+        return read.to(widest_float(read.device)).mean((1, 2)).float()  # in double: the same in any order
 
     @cached_property
     def _lattice(self) -> tuple[Tensor, Tensor]:
@@ -76,7 +78,7 @@ class Surroundings:
 
 
 def _sum(changes: Tensor) -> Tensor:
-    return changes.abs_().sum((-2, -1), dtype=torch.float64)  # in double: the same in any order
+    return changes.abs_().sum((-2, -1), dtype=widest_float(changes.device))  # in double: the same in any order
 
 
 @lru_cache(maxsize=4)

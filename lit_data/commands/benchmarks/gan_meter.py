@@ -51,7 +51,7 @@ class Bench:
         """Gradients [N] of both nets, each before its step of plain descent; with a penalty."""
         keep = _KeepGradients()
         self._run(way, batch, 1, callback=keep, r1_every=1, descent=True)
-        return torch.cat(keep.gradients).double().cpu()
+        return torch.cat(keep.gradients).cpu().double()
 
     def _run(
         self,

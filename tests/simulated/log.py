@@ -1,0 +1,62 @@
+"""What happens on the simulated device: where the host would wait, and what a real device would refuse or dislike."""
+
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+_OURS = ("/lit_data/", "/callbacks/")
+
+
+@dataclass
+class Log:
+    """Notes of (what, where) in the order in which they came.
+
+    Attributes:
+        waits: The host waited for the device.
+        notes: Events, copies that do not block and the like.
+        raise_waits: Make a wait an error, as ``torch.cuda.set_sync_debug_mode("error")`` does.
+        kernels: Operations on the device.
+    """
+
+    waits: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    raise_waits: bool = False
+    kernels: int = 0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.waits.clear()
+        self.notes.clear()
+        self.raise_waits, self.kernels = False, 0
+
+    def wait(self, what: str) -> None:
+        """Note that the host waits."""
+        place = find_place()
+        self.waits.append((what, place))
+        if self.raise_waits:
+            raise RuntimeError(f"called a synchronizing CUDA operation: {what} at {place}")
+
+    def note(self, what: str) -> None:
+        """Note anything else."""
+        self.notes.append((what, find_place()))
+
+    def count_waits(self) -> Counter[tuple[str, str]]:
+        """How often the host waited, for what and where."""
+        return Counter(self.waits)
+
+
+LOG = Log()
+
+
+def find_place() -> str:
+    """``file:line source`` of the innermost frame of ours, and of a library's if that lies deeper; else of the test."""
+    frames = [f for f in traceback.extract_stack() if "/tests/simulated/" not in f.filename]
+    ours = [f for f in frames if any(part in f.filename for part in _OURS) and "site-packages" not in f.filename]
+    others = [f for f in frames if "/torch/" not in f.filename and "/lib/python3." not in f.filename]
+    inner = (ours or others or frames)[-1]
+    name = inner.filename.rpartition("/lit_data/")[2]
+    libraries = [f for f in frames if "site-packages/" in f.filename and "site-packages/torch/" not in f.filename]
+    via = ""
+    if libraries and frames.index(libraries[-1]) > frames.index(inner):
+        via = f" via {libraries[-1].filename.rpartition('site-packages/')[2]}:{libraries[-1].lineno}"
+    return f"{name}:{inner.lineno} {(inner.line or '')[:100]}{via}"

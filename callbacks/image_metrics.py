@@ -103,6 +103,7 @@ class ImageMetrics(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if "train" in self._real:  # a resumed run may begin with the end of an epoch
             self._done.add("train")
+            self._net.to("cpu")
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -159,12 +160,15 @@ class ImageMetrics(L.Callback):
     def _look(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, stage: Stage) -> None:  # noqa: ANN401
         real = self._real.setdefault(stage, Distances(self.count))
         if stage not in self._done and not real.is_full:
-            with on_device(self._net, module.device):
-                features = extract(self._net, read_images(batch, self.key), batch_size=self.batch_size)
+            self._net.to(module.device)  # until enough are seen: moving it there and back makes the host wait
+            features = extract(self._net, read_images(batch, self.key), batch_size=self.batch_size)
             real.add(features if trainer.world_size == 1 else gather_features(features, module.device))
+            if real.is_full:
+                self._net.to("cpu")
 
     def _end_split(self, module: L.LightningModule, stage: Stage) -> None:
         self._done.add(stage)
+        self._net.to("cpu")
         for name, value in self._measure(module, stage).items():
             module.log(name, value, sync_dist=True)  # equal on all ranks; Lightning warns without
 

@@ -1,13 +1,15 @@
 """`SampleDigest`: proof that two runs trained on the same samples."""
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from lit_data.batch_form import batch_tensors, slice_batch
@@ -16,6 +18,8 @@ from lit_data.errors import ConfigError
 from lit_data.types import COUNT_SUFFIX
 
 _MODULUS: Final = 2**256
+_UNDER_WAY: Final = 3
+"""Batches that may be on their way to the host; a host that is farther ahead of its device waits for them."""
 
 
 class SampleDigest(L.Callback):
@@ -23,7 +27,8 @@ class SampleDigest(L.Callback):
 
     Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not depend on the batch
     size, on the order or on the number of ranks, only on which samples were trained and on every byte of them. Hashing
-    reads each sample back to the host (about 1 ms per MB), hence the bound.
+    reads each sample back to the host (about 1 ms per MB), hence the bound; from a GPU a batch comes back while its step
+    is under way, and is hashed in a later one, so that the host does not wait.
 
     Boxes, voxels and the like lie flat in a dict, with the number of each sample's under ``NAME_count``: they are
     hashed with their sample, without the row in the batch that their first column may hold. In a batch that is no dict,
@@ -37,6 +42,7 @@ class SampleDigest(L.Callback):
         self.max_samples = max_samples
         self.samples = 0
         self._sum = 0
+        self._coming: deque[tuple[Any, Any, int]] = deque()  # a batch on its way to the host, an event, samples
 
     @override
     def on_train_batch_start(
@@ -45,6 +51,12 @@ class SampleDigest(L.Callback):
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
         count = count_batch(trainer, batch)
+        device = next((t.device for t in tree_leaves(batch) if isinstance(t, Tensor) and t.is_cuda), None)
+        if device is not None and trainer.world_size == 1 and _is_plain(batch):
+            self.samples += count
+            self._coming.append((*_send(batch, device), count))
+            self._read(leave=_UNDER_WAY)
+            return
         digest = sum(map(_hash_sample, _list_samples(batch, count)))
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
@@ -52,7 +64,12 @@ class SampleDigest(L.Callback):
         self._sum = (self._sum + digest) % _MODULUS
 
     @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._coming.clear()  # their device may be broken
+
+    @override
     def state_dict(self) -> dict[str, Any]:
+        self._read()
         return {"samples": self.samples, "sum": f"{self._sum:064x}"}
 
     @override
@@ -61,7 +78,36 @@ class SampleDigest(L.Callback):
 
     def summary(self) -> dict[str, str | int]:
         """``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``; empty before the first step."""
+        self._read()
         return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples} if self.samples else {}
+
+    def _read(self, leave: int = 0) -> None:
+        """Hash what has come, and of the rest all but so many batches."""
+        while self._coming:
+            batch, event, count = self._coming[0]
+            if not event.query():
+                if len(self._coming) <= leave:
+                    return
+                event.synchronize()
+            self._coming.popleft()
+            self._sum = (self._sum + sum(map(_hash_sample, _list_samples(batch, count)))) % _MODULUS
+
+
+def _is_plain(batch: object) -> bool:
+    """Whether a batch is a tensor or nested dicts, lists and tuples of what copies as it is."""
+    if isinstance(batch, dict):
+        return all(map(_is_plain, batch.values()))
+    if type(batch) in (list, tuple):
+        return all(map(_is_plain, cast(Sequence[Any], batch)))
+    return isinstance(batch, Tensor | str | int | float | None)
+
+
+def _send(batch: Any, device: torch.device) -> tuple[Any, Any]:  # noqa: ANN401 - any nesting
+    """A batch on its way to the host, and the event behind it."""
+    sent = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True, non_blocking=True), batch)
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return sent, event
 
 
 def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any form

@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor
 from typing_extensions import override
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 class SaveOnSignal(L.Callback):
     """Finishes the running step once this process or another rank is told to stop, saves, and ends the run.
 
-    The ranks agree on it after each optimizer step, whichever of them got the signal. A validation under way is
+    The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they read what the step
+    before has brought, so that none waits for its device, and stop one step later. A validation under way is
     finished, because Lightning would not repeat it when the run goes on. Then ``trainer.fit`` raises ``SystemExit``
     with the code 130 (Ctrl-C) or 143 (SIGTERM).
 
@@ -43,10 +45,12 @@ class SaveOnSignal(L.Callback):
         self._agreed = 0
         self._training = False
         self._in_step = False
+        self._asked: tuple[Tensor, torch.cuda.Event] | None = None
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._received = self._agreed = 0
+        self._asked = None
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     @override
@@ -136,10 +140,24 @@ class SaveOnSignal(L.Callback):
     def _stop_if_agreed(self, trainer: L.Trainer) -> None:
         self._agreed = self._agreed or self._received
         if trainer.world_size > 1:
-            mine = torch.tensor(self._agreed, device=trainer.strategy.root_device)
-            self._agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
+            self._agreed = self._ask_ranks(trainer)
         if self._agreed:
             _set_stop(trainer, True)
+
+    def _ask_ranks(self, trainer: L.Trainer) -> int:
+        """The signal that any rank got: before this step, or on GPUs before the last one."""
+        device = trainer.strategy.root_device
+        if device.type != "cuda":
+            return int(trainer.strategy.reduce(torch.tensor(self._agreed, device=device), reduce_op="max"))
+        mine = torch.full((), self._agreed, device=device)
+        torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MAX)  # that of the strategy waits for all ranks
+        answer = mine.to("cpu", non_blocking=True)
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        last, self._asked = self._asked, (answer, event)
+        read = self._asked if trainer.is_last_batch or last is None else last
+        read[1].synchronize()
+        return int(read[0])
 
     def _save_and_tell(self, trainer: L.Trainer) -> None:
         problem = self._save(trainer)

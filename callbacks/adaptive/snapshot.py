@@ -182,7 +182,7 @@ class OptimizerSnapshot:
     def take(self, *, first: bool) -> None:
         """Before a step, the first of this run or another."""
         first = first and not self.optimizer.state
-        self._saved = [p.detach().to("cpu", copy=True) for p in self._parameters] if first else []
+        self._saved = [_save(p) for p in self._parameters] if first else []
         if len(self._tensors) <= len(self._parameters):  # the first step makes the state
             states = (value for state in self.optimizer.state.values() for value in state.values())
             self._tensors = [*self._parameters, *(value for value in states if isinstance(value, Tensor))]
@@ -205,6 +205,11 @@ class OptimizerSnapshot:
             parameter.copy_(saved)
         self.optimizer.state.clear()
         return True
+
+
+def _save(parameter: Tensor) -> Tensor:
+    """A copy on the host, for which nobody waits: what puts it back comes behind it in the same stream."""
+    return parameter.detach().to("cpu", copy=True, non_blocking=parameter.is_cuda)
 
 
 def _copy_metric(metric: Metric) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
+from lit_data.devices import constant
 from lit_data.modules.boxes import box_iou
 
 _THRESHOLDS: Final = tuple(0.5 + 0.05 * step for step in range(10))
@@ -90,7 +91,7 @@ def _match(overlap: Tensor) -> Tensor:
         [B, found, thresholds] bool.
     """
     images, found, true = overlap.shape
-    thresholds = overlap.new_tensor(_THRESHOLDS)[:, None]
+    thresholds = constant(tuple(_THRESHOLDS), overlap.device, overlap.dtype)[:, None]
     free = torch.ones(images, len(_THRESHOLDS), true, dtype=torch.bool, device=overlap.device)
     right = torch.zeros(images, found, len(_THRESHOLDS), dtype=torch.bool, device=overlap.device)
     for number in range(found if true else 0):

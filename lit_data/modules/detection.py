@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.modules.average_precision import BoxScores, Objects
 from lit_data.modules.boxes import non_maximum_suppression
@@ -104,7 +105,7 @@ class DetectionModule(ScoredModule):
     def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
         height_px, width_px = images.shape[-2:]
         predictions = self(images)
-        limits = predictions.boxes.new_tensor([width_px, height_px, width_px, height_px])
+        limits = constant((width_px, height_px) * 2, predictions.boxes.device, predictions.boxes.dtype)
         boxes = predictions.boxes.clamp(min=0).minimum(limits)
         return [
             find_objects(logits, places, score_threshold=score_threshold, iou_threshold=self.iou_threshold)

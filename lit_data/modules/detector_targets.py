@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.modules.boxes import box_iou, to_corners
 from lit_data.modules.detector_net import Level, Predictions
@@ -59,7 +60,7 @@ def read_truths(boxes: Tensor, *, height_px: int, width_px: int) -> Truths:
         height_px: Of the batch images.
         width_px: Of the batch images.
     """
-    scale = boxes.new_tensor([width_px, height_px, width_px, height_px], dtype=torch.float32)
+    scale = constant((width_px, height_px) * 2, boxes.device)
     return Truths(boxes[:, 0].long(), boxes[:, 1].long(), to_corners(boxes[:, 2:].float() * scale))
 
 
@@ -80,18 +81,18 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
         ConfigError: A class is not one of the net's.
     """
     places_in_image, classes = predictions.logits.shape[1:]
-    _check_classes(truths.classes, classes)
     candidates, distance, valid = find_candidates(truths.boxes, predictions.levels)
     candidates = candidates + (truths.rows * places_in_image)[:, None]
     overlap = box_iou(predictions.boxes.flatten(0, 1)[candidates], truths.boxes[:, None])
-    score = predictions.logits.flatten(0, 1)[candidates, truths.classes[:, None]].sigmoid()
+    score = predictions.logits.flatten(0, 1)[candidates, truths.classes.clamp(max=classes - 1)[:, None]].sigmoid()
     rank = score.sqrt() * overlap**_IOU_POWER + _CLOSENESS / (1 + distance)
     chosen_rank, chosen = rank.masked_fill(~valid, 0).topk(min(_PLACES, rank.shape[1]))
-    numbers, columns = torch.nonzero(chosen_rank, as_tuple=True)
-    column = chosen[numbers, columns]
-    places, overlap, rank = candidates[numbers, column], overlap[numbers, column], chosen_rank[numbers, columns]
+    places, overlap = (values.gather(1, chosen).flatten() for values in (candidates, overlap))
+    overlap = overlap.masked_fill(chosen_rank.flatten() == 0, -1)  # no claim
     wins = _settle_conflicts(places, overlap, predictions.logits.shape[0] * places_in_image)
-    return _rate(places[wins], numbers[wins], overlap[wins], rank[wins], len(truths.boxes))
+    own = wins.logical_not().to(torch.uint8).argsort(stable=True)[: _count(wins, truths.classes, classes)]
+    numbers = own // chosen.shape[1]
+    return _rate(places[own], numbers, overlap[own], chosen_rank.flatten()[own], len(truths.boxes))
 
 
 def find_candidates(boxes: Tensor, levels: Sequence[Level]) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +117,7 @@ def find_candidates(boxes: Tensor, levels: Sequence[Level]) -> tuple[Tensor, Ten
 
 def _find_in_level(boxes: Tensor, level: Level) -> tuple[Tensor, Tensor, Tensor]:
     middle = (boxes[:, :2] + boxes[:, 2:]) / 2
-    last = torch.tensor([level.columns - 1, level.rows - 1], device=boxes.device)
+    last = constant((level.columns - 1, level.rows - 1), boxes.device, torch.int64)
     cell = torch.minimum((middle / level.stride_px).floor().long().clamp(min=0), last)
     steps = torch.arange(-_REACH, _REACH + 1, device=boxes.device)
     offsets = torch.cartesian_prod(steps, steps)
@@ -146,6 +147,11 @@ def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: 
     return Targets(places, truths, quality.clamp(max=1))
 
 
-def _check_classes(classes: Tensor, known: int) -> None:
-    if len(classes) and (highest := int(classes.max())) >= known:
+def _count(wins: Tensor, classes: Tensor, known: int) -> int:
+    """How many places learn an object: the one number of a step that the host waits for, with a look at the classes."""
+    if not len(classes):
+        return 0
+    count, highest = torch.stack((wins.sum(), classes.max())).tolist()
+    if highest >= known:
         raise ConfigError(f"a box has class {highest}, but the net knows {known}, from 0: set model.net.classes")
+    return int(count)

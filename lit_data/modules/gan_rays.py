@@ -203,7 +203,7 @@ def read_planes(planes: Tensor, points: Tensor) -> Tensor:
     """
     found = planes.new_zeros(())
     for plane, axes in zip(planes.unbind(1), _SIDES, strict=True):
-        grid = points[:, None, :, axes]
+        grid = torch.stack([points[..., axis] for axis in axes], dim=-1)[:, None]
         found = found + F.grid_sample(plane, grid, padding_mode="border", align_corners=False)[:, :, 0]
     return found.mT
 

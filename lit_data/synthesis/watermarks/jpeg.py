@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_data.devices import constant
+
 _BLOCK: Final = 8
 _MCU_PX: Final = 16
 """Blocks of colour cover this many pixels along each axis."""
@@ -95,8 +97,7 @@ def _quantise(planes: Tensor, tables: Tensor) -> Tensor:
 def _scale_table(table: tuple[int, ...], quality: Tensor) -> Tensor:
     """[J, 64]: the table for each quality, as ``jpeg_set_quality`` of libjpeg scales it."""
     scale = torch.where(quality < 50, torch.floor(5000 / quality), 200 - 2 * quality)[:, None]
-    base = torch.tensor(table, dtype=torch.float32, device=quality.device)
-    return torch.floor((base * scale + 50) / 100).clamp_(1, 255)
+    return torch.floor((constant(table, quality.device) * scale + 50) / 100).clamp_(1, 255)
 
 
 @lru_cache(maxsize=8)

@@ -10,6 +10,7 @@ import torch
 from rich.filesize import decimal
 from torch import Tensor
 
+from lit_data.devices import constant
 from lit_data.datasets.stripes import StripeDataset
 from lit_data.errors import ConfigError
 from lit_data.io.bank import ImageBank
@@ -90,7 +91,7 @@ class DevicePatches:
         Raises:
             ConfigError: The pixels do not fit on the device, or are not in a store.
         """
-        positions = batch["position"] - torch.tensor(dataset.margin_px, device=batch["position"].device)
+        positions = batch["position"] - constant(dataset.margin_px, batch["position"].device, torch.int64)
         patch_px = dataset.read_px
         images = self._find(dataset.bank, positions.device)
         filled = batch | {"image": images.cut(batch["image_index"], positions, patch_px)}

@@ -50,6 +50,8 @@ class GeneratorModule(L.LightningModule):
         self.poses = getattr(datamodule, "poses", self.poses)
         found = {name: getattr(datamodule, name, None) for name in ("image_px", "channels")}
         check_net(self.generator, {name: value for name, value in found.items() if value is not None}, "the data have")
+        if stage == "fit":
+            check_repeatable(self.generator, self.trainer.strategy.root_device)
         labels = getattr(datamodule, "num_labels", 0)
         if 0 < self.num_labels < labels:
             raise ConfigError(
@@ -149,3 +151,17 @@ def check_net(net: nn.Module, wanted: Mapping[str, Any], who: str) -> None:
             own, value = pair_px(name, own), pair_px(name, value)
         if own != value:
             raise ConfigError(f"{name}={own} of {type(net).__name__}: {who} {value} - set it to that")
+
+
+def check_repeatable(net: nn.Module, device: torch.device) -> None:
+    """Refuse, before training, what would end its first backward pass.
+
+    Raises:
+        ConfigError: Deterministic algorithms are asked for, and the net has a gradient without one.
+    """
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    if strict and device.type == "cuda" and not getattr(net, "repeatable", True):
+        raise ConfigError(
+            f"trainer.deterministic=true: {type(net).__name__} learns through grid_sample, whose gradient has no "
+            "deterministic kernel on CUDA. Set trainer.deterministic=warn, or train another net"
+        )

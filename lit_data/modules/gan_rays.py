@@ -54,6 +54,7 @@ class RayGenerator(nn.Module):
     """
 
     posed = True
+    repeatable = False  # the gradient of grid_sample
 
     def __init__(
         self,

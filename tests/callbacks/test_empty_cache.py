@@ -352,4 +352,4 @@ def test_a_real_device_gives_back_what_no_tensor_uses(tmp_path: Path) -> None:
         default_root_dir=tmp_path,
     )
     trainer.fit(Wastes(), DataLoader(RandomDataset(32, 64), 4))
-    assert int(callback.summary()["cache/freed_bytes"]) >= 256 * MIB
+    assert int(callback.summary()["cache/freed_bytes"]) >= 255 * MIB  # what is rounded up aside

@@ -39,8 +39,8 @@ class Foreign(L.LightningModule):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         self.frozen.eval()
-        mixed = self.mixer(images=batch[0], scale=torch.full((1,), 0.5))
-        return self.last(self.frozen(mixed + self.mixer(images=batch[0], scale=torch.ones(1)))).square().mean()
+        mixed = self.mixer(images=batch[0], scale=batch[0].new_full((1,), 0.5))
+        return self.last(self.frozen(mixed + self.mixer(images=batch[0], scale=batch[0].new_ones(1)))).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)

@@ -109,3 +109,5 @@ def test_a_gpu_draws_large_batches(dataset: StripeDataset, writer: DefectWriter)
     choice = choose_backend(dataset, writer, batch_size=18, workers=1, device=torch.device("cuda"), world_size=1)
     assert choice.device_us is not None
     assert choice.device_us > 0
+    assert choice.cpu_us is not None
+    assert choice.backend == ("device" if choice.device_us < choice.cpu_us else "cpu")

@@ -7,6 +7,7 @@ import torch
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.transfer import Copy, SideStream, StagedBatch, finish_transfer
+from tests.simulated.log import LOG
 
 
 def test_a_copy_is_taken_only_while_its_key_holds_what_was_copied() -> None:
@@ -94,6 +95,9 @@ def test_a_batch_that_is_no_dict_of_tensors_is_left_alone() -> None:
     assert list(SideStream.ahead(stream, iter(batches))) == batches  # type: ignore[arg-type]
 
 
+_BUSY = (64, 64) if LOG.installed else (4096, 4096)
+
+
 class _Images:
     def __len__(self) -> int:
         return 200
@@ -109,14 +113,16 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
     options = LoaderOptions(batch_size=16, micro_batch_size=4, worker_kind=kind, num_workers=workers, pin_memory=True)  # type: ignore[arg-type]
     loader = MicroBatchLoader(_Images(), options, shuffle=True)
     device = torch.device("cuda", torch.cuda.current_device())
-    busy = torch.randn(4096, 4096, device=device)
+    busy = torch.randn(*_BUSY, device=device)
     loader.device = device
     seen = []
     for epoch in range(5):
         loader.set_epoch(epoch)
         for batch in loader:
             assert all(copy.host.is_pinned() for copy in batch.copies.values())
-            busy = (busy @ busy).clamp(-1, 1)  # keeps the current stream behind, so that reuse too early would show
+            side: Any = loader._side_stream._stream
+            with torch.cuda.stream(side):  # the next copies lie behind this, so that reuse too early would show
+                busy = (busy @ busy).clamp(-1, 1)
             moved = finish_transfer(batch, device)
             del batch
             seen.append(
@@ -132,7 +138,7 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
 def test_a_plain_copy_without_blocking_is_safe_too() -> None:
     options = LoaderOptions(batch_size=16, micro_batch_size=4, worker_kind="thread", num_workers=2, pin_memory=True)
     loader = MicroBatchLoader(_Images(), options, shuffle=True)
-    busy = torch.randn(4096, 4096, device="cuda")
+    busy = torch.randn(*_BUSY, device="cuda")
     for batch in loader:
         busy = (busy @ busy).clamp(-1, 1)
         moved = {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.items()}

@@ -15,7 +15,7 @@ from tests.simulated.log import LOG
 
 DEVICES = 2
 TOTAL_BYTES = 16 * 2**30
-LIBRARY: ctypes.CDLL  # set by `install`
+LIBRARY: Any = None  # set by `install`
 _local = threading.local()
 _defaults: dict[int, "Stream"] = {}
 _streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
@@ -227,18 +227,18 @@ class Runtime:
     """An error that the next kernel raises, as a failed call leaves it behind."""
 
     @classmethod
-    def cudaHostRegister(cls, address: int, nbytes: int, flags: int) -> int:  # noqa: N802, ARG003
+    def cudaHostRegister(cls, address: int, nbytes: int, flags: int) -> int:
         answer = cls.fails or LIBRARY.sim_register(address, nbytes)
         LOG.note(f"cudaHostRegister {answer}")
         cls.pending = answer
         return int(answer)
 
     @classmethod
-    def cudaHostUnregister(cls, address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(cls, address: int) -> int:
         return int(LIBRARY.sim_unregister(address))
 
     @classmethod
-    def cudaGetLastError(cls) -> int:  # noqa: N802
+    def cudaGetLastError(cls) -> int:
         answer, cls.pending = cls.pending, 0
         return answer
 
@@ -291,7 +291,8 @@ def _set_sync_debug_mode(mode: int | str) -> None:
 
 def install(library: ctypes.CDLL) -> None:
     """Put all this into ``torch.cuda``, for the rest of the process."""
-    globals()["LIBRARY"] = library
+    global LIBRARY
+    LIBRARY = library
     generators = tuple(torch.Generator() for _ in range(DEVICES))
     properties = types.SimpleNamespace(name="simulated", total_memory=TOTAL_BYTES, major=9, minor=0)
     properties.multi_processor_count = 132
@@ -306,14 +307,14 @@ def install(library: ctypes.CDLL) -> None:
         **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
         **dict.fromkeys(("init", "_lazy_init", "ipc_collect", "seed"), lambda: None),
         **dict.fromkeys(("_is_in_bad_fork", "is_current_stream_capturing"), lambda: False),
-        "is_bf16_supported": lambda including_emulation=True: True,  # noqa: ARG005
+        "is_bf16_supported": lambda including_emulation=True: True,
         "device_count": lambda: DEVICES,
         "current_device": lambda: library.sim_get_device(),
         "set_device": lambda device: library.sim_set_device(number_of(device)),
         "device": _Device,
-        "get_device_name": lambda device=None: properties.name,  # noqa: ARG005
-        "get_device_capability": lambda device=None: (9, 0),  # noqa: ARG005
-        "get_device_properties": lambda device=None: properties,  # noqa: ARG005
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: properties,
         "get_arch_list": lambda: ["sm_90"],
         "Stream": Stream,
         "Event": Event,
@@ -336,13 +337,13 @@ def install(library: ctypes.CDLL) -> None:
         "set_per_process_memory_fraction": lambda share, device=None: MEMORY.share.update({number_of(device): share}),
         "get_per_process_memory_fraction": lambda device=None: MEMORY.share.get(number_of(device), 1.0),
         "empty_cache": MEMORY.empty,
-        "memory_summary": lambda device=None, abbreviated=False: "simulated",  # noqa: ARG005
+        "memory_summary": lambda device=None, abbreviated=False: "simulated",
         "host_memory_stats": lambda: {"allocated_bytes.current": 4096},
         "default_generators": generators,
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
         "get_rng_state_all": lambda: [generator.get_state() for generator in generators],
-        "set_rng_state_all": lambda states: [g.set_state(s) for g, s in zip(generators, states, strict=True)],
+        "set_rng_state_all": lambda states: [g.set_state(s) for g, s in zip(generators, states, strict=False)],
         "manual_seed": lambda seed: generators[library.sim_get_device()].manual_seed(seed),
         "manual_seed_all": lambda seed: [generator.manual_seed(seed) for generator in generators],
         "cudart": lambda: Runtime,
@@ -351,7 +352,7 @@ def install(library: ctypes.CDLL) -> None:
         setattr(torch.cuda, name, value)
     torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = get_rng_state, set_rng_state
     torch.cuda.memory.memory_stats = _flat_stats
-    torch.version.cuda = "13.0"
+    torch.version.cuda, torch.cuda._initialized = "13.0", True
     torch._C._cuda_isInBadFork = lambda: False
     torch.accelerator.synchronize = _wait_for_all
     library.sim_init()

@@ -14,7 +14,7 @@ import itertools
 import math
 import mmap
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -81,7 +81,7 @@ class SimulatedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, device: torch.device) -> "SimulatedTensor":
+    def __new__(cls: Any, inner: torch.Tensor, device: torch.device) -> "SimulatedTensor":
         strided = inner.layout is torch.strided
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
@@ -150,7 +150,6 @@ class _Mode(TorchDispatchMode):
 def simulated() -> Iterator[Log]:
     """Let tensors be made on, and moved to, the simulated devices."""
     LOG.clear()
-    cuda.MEMORY.share.clear()
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     try:
@@ -158,7 +157,9 @@ def simulated() -> Iterator[Log]:
             yield LOG
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
-        LOG.raise_waits = False
+        LOG.clear()
+        cuda.MEMORY.share.clear()
+        cuda.Runtime.fails = cuda.Runtime.pending = 0
 
 
 def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -360,8 +361,11 @@ def _do_late(target: torch.Tensor, source: torch.Tensor, device: torch.device) -
     """Copy when the stream gets to it; until then the target holds what no result should."""
     if target.numel():
         target.fill_(float("nan") if target.is_floating_point() else 77 % 2 if target.dtype is torch.bool else 77)
-    work: Callable[[], object] = lambda: target.copy_(source)  # noqa: E731
-    cuda.current_stream(device).pending.append(lambda: None if work() is None else None)
+
+    def work() -> None:
+        target.copy_(source)
+
+    cuda.current_stream(device).pending.append(work)
 
 
 def _catch_up(device: torch.device) -> None:

@@ -16,12 +16,14 @@ class Log:
         notes: Events, copies that do not block and the like.
         raise_waits: Make a wait an error, as ``torch.cuda.set_sync_debug_mode("error")`` does.
         kernels: Operations on the device.
+        installed: Whether there is a simulated device in this process.
     """
 
     waits: list[tuple[str, str]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
     raise_waits: bool = False
     kernels: int = 0
+    installed: bool = False
 
     def clear(self) -> None:
         """Forget everything."""

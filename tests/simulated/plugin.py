@@ -20,17 +20,11 @@ else:
 
     from tests.simulated.cuda import install
     from tests.simulated.device import simulated
-    from tests.simulated.log import Log
+    from tests.simulated.log import LOG
 
     install(_library)
+    LOG.installed = True
     torch.__future__.set_swap_module_params_on_conversion(True)
-
-    @pytest.fixture
-    def device_log() -> Iterator["Log"]:
-        """What happened on the simulated device."""
-        from tests.simulated.log import LOG
-
-        yield LOG
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,115 @@
+"""Every experiment on a device, at toy size: it trains, is scored and predicts, and no training step waits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric.accelerators.mps import MPSAccelerator
+
+from lit_data.cli import main
+from lit_data.errors import ConfigError
+from tests.conf.test_all_configs import TOY, TOY_BOXES, TOY_MARKS, TOY_OBJECTS, TOY_VOLUMES
+from tests.simulated.log import LOG
+from tests.simulated.phases import Phases, counting
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # Lightning remarks on toy sizes
+
+ALLOWED = {
+    "modules/detector_targets.py": "how many places learn an object decides the length of the loss",
+    "callbacks/imaging/features.py": "ImageMetrics looks at the first images of a training alone",
+    "callbacks/image_metrics.py": "its net goes to the device once",
+    "devices.py": "small constants go to the device once",
+}
+"""Places of a training step where the host may wait, and why."""
+SMALL = [
+    "trainer.log_every_n_steps=50",
+    "trainer.limit_val_batches=2",
+    "trainer.limit_test_batches=1",
+    "callbacks.memory.plot=false",
+]
+STRIPES = [*TOY, "data.loader.batch_size=2", "model.net.width=4"]
+TOYS = {
+    "stripe": STRIPES,
+    "stripe data.cache=device": STRIPES,
+    "detection": [*TOY_BOXES, "data.loader.batch_size=2"],
+    "watermark": [*TOY_MARKS, "data.loader.batch_size=2", "model.net.width=4"],
+    "ct": [*TOY_VOLUMES, "data.loader.batch_size=2"],
+    "gan": [*TOY_OBJECTS, "data.loader.batch_size=2"],
+    "gan_rays": [*TOY_OBJECTS, "data.loader.batch_size=2", "model.generator.plane_px=8", "model.generator.points=4"],
+}
+
+
+def _run(command: str, experiment: str, *words: str, devices: str = "[0]", accelerator: str = "gpu") -> Phases:
+    sizes = [*TOYS[experiment], *SMALL, "paths.runs=runs", f"trainer.accelerator={accelerator}"]
+    where = [f"trainer.devices={devices}"] if accelerator == "gpu" else ["trainer.devices=1"]
+    with counting() as phases:
+        LOG.clear()
+        assert main([command, *f"+experiment={experiment}".split(), *sizes, *where, *words]) == 0
+    return phases
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("experiment", TOYS)
+def test_no_training_step_waits_for_the_device(experiment: str) -> None:
+    phases = _run("fit", experiment, "trainer.max_epochs=2")
+    assert phases.steps >= 4
+    places = [place for (_, place), _ in phases.waits["train"].items()]
+    assert [place for place in places if not place.startswith(tuple(ALLOWED))] == []
+    if experiment == "stripe":
+        for command in ("validate", "test", "predict"):
+            _run(command, experiment, "ckpt=last")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("experiment", ["stripe", "detection", "watermark", "ct", "gan"])
+def test_another_device_and_deterministic_algorithms_do_as_well(experiment: str) -> None:
+    try:
+        words = ["trainer.limit_train_batches=3", "trainer.deterministic=true"]
+        _run("fit", experiment, *words, devices="[1]")
+        checkpoint = next(Path("runs").rglob("*.ckpt"))
+        for command in ("validate", "test", "predict") if experiment != "stripe" else ("predict",):
+            _run(command, experiment, f"ckpt={checkpoint}", devices="[1]")
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+def test_what_has_no_deterministic_gradient_says_so_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "+experiment=gan_rays",
+        *TOYS["gan_rays"],
+        "paths.runs=runs",
+        "trainer.accelerator=gpu",
+        "trainer.devices=1",
+    ]
+    try:
+        assert main(["fit", *words, "trainer.deterministic=true"]) == ConfigError.exit_code
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert "RayGenerator learns through grid_sample" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("experiment", ["stripe", "detection", "watermark", "ct", "gan", "gan_rays"])
+def test_an_apple_gpu_without_float64_scores_and_predicts(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run("fit", experiment, "trainer.limit_train_batches=2", accelerator="cpu")
+    words = [f"ckpt={next(Path('runs').rglob('*.ckpt'))}"]
+    for name in ("is_available", "is_built"):
+        monkeypatch.setattr(torch.backends.mps, name, lambda: True)
+    for name, value in {"device_count": 1, "empty_cache": None, "synchronize": None}.items():
+        monkeypatch.setattr(torch.mps, name, lambda found=value: found)
+    for name in ("current_allocated_memory", "driver_allocated_memory", "recommended_max_memory"):
+        monkeypatch.setattr(torch.mps, name, lambda: 2**30)
+    monkeypatch.setattr(torch.mps, "get_rng_state", torch.get_rng_state)
+    monkeypatch.setattr(torch.mps, "set_rng_state", torch.set_rng_state)
+    monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: None)
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for command in ("validate", "test", "predict"):  # its gradients are beyond the simulation
+        _run(command, experiment, *words, accelerator="mps")

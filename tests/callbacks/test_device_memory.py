@@ -19,6 +19,7 @@ class FakeCuda:
         self.used = True
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self._stats)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 5000))
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("a gauge must not wait for the device"))
 

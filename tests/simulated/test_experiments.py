@@ -35,7 +35,12 @@ TOYS = {
     "watermark": [*TOY_MARKS, "data.loader.batch_size=2", "model.net.width=4"],
     "ct": [*TOY_VOLUMES, "data.loader.batch_size=2"],
     "gan": [*TOY_OBJECTS, "data.loader.batch_size=2"],
-    "gan_rays": [*TOY_OBJECTS, "data.loader.batch_size=2", "model.generator.plane_px=8", "model.generator.points=4"],
+    "gan_rays": [
+        *TOY_OBJECTS,
+        "data.loader.batch_size=2",
+        "model.generator.plane_px=8",
+        "model.generator.points=4",
+    ],
 }
 
 
@@ -64,6 +69,11 @@ def test_no_training_step_waits_for_the_device(experiment: str) -> None:
     if experiment == "stripe":
         for command in ("validate", "test", "predict"):
             _run(command, experiment, "ckpt=last")
+
+
+def test_a_run_on_the_processor_leaves_the_gpu_asleep() -> None:
+    _run("fit", "stripe", "trainer.limit_train_batches=2", accelerator="cpu")
+    assert not [what for what, _ in LOG.notes if what.startswith("cudaHostRegister")]
 
 
 @pytest.mark.timeout(300)

@@ -10,8 +10,8 @@ import torch
 from rich.filesize import decimal
 from torch import Tensor
 
-from lit_data.devices import constant
 from lit_data.datasets.stripes import StripeDataset
+from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.io.bank import ImageBank
 from lit_data.io.progress import track

@@ -27,8 +27,8 @@ class SampleDigest(L.Callback):
 
     Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not depend on the batch
     size, on the order or on the number of ranks, only on which samples were trained and on every byte of them. Hashing
-    reads each sample back to the host (about 1 ms per MB), hence the bound; from a GPU a batch comes back while its step
-    is under way, and is hashed in a later one, so that the host does not wait.
+    reads each sample back to the host (about 1 ms per MB), hence the bound. From a GPU a batch comes back while its
+    step is under way, and is hashed in a later one, so that the host does not wait.
 
     Boxes, voxels and the like lie flat in a dict, with the number of each sample's under ``NAME_count``: they are
     hashed with their sample, without the row in the batch that their first column may hold. In a batch that is no dict,

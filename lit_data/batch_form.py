@@ -105,6 +105,8 @@ class _Cut:
         """Those samples of a part of the batch; `apart` if another part keeps its samples apart."""
         if isinstance(value, Mapping):
             return self._mapping(value)
+        if hasattr(value, "slice_samples"):  # a plan of what is to be drawn, which knows its samples
+            return value.slice_samples(self.start, self.stop)
         if _is_record(value):
             fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
             return dataclasses.replace(value, **self._mapping(fields))

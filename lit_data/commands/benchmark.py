@@ -11,6 +11,7 @@ from lit_data.commands.benchmarks.collate import run_collate
 from lit_data.commands.benchmarks.contest import run_loaders
 from lit_data.commands.benchmarks.ct import run_ct
 from lit_data.commands.benchmarks.gan import run_gan
+from lit_data.commands.benchmarks.gpu import run_gpu
 from lit_data.commands.benchmarks.headroom import run_headroom
 from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.mosaic import run_mosaic
@@ -92,6 +93,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``gradient_difference``: norm of the difference of both nets' gradients to those of ``original``, by their norm
     - ``peak_to_original``, ``largest_to_original``, ``time_to_original``: by that of ``original``
 
+    `gpu` writes and prints a table of what a first GPU is asked: copies to it, drawing and augmenting with pixels of
+    the batch and of the device, training with its share of waiting in three precisions, a batch that does not fit,
+    peaks of a GAN's step, prediction beside the host's. What fails is a row too, and the rest is asked all the same.
+
     `claims` writes a table with a row for each figure that circulates for this kind of tuning; less is better in all:
 
     - ``circulates``: as people tell it
@@ -122,6 +127,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         - mode `predict`: its columns above under ``WAY_COLUMN``, each way at its fastest batch size; ``best_way``,
           ``batch_size`` and ``ratio_to_original`` of the fastest; ``images``
         - mode `gan`: its columns above under ``WAY_COLUMN``; ``part_size``
+        - mode `gpu`: ``PART_WHAT`` for each row with a number, and ``failed``, how many parts did
         - mode `claims`: ``CLAIM_usual``, ``CLAIM_ours``, ``CLAIM_saved_fraction``, ``CLAIM_ratio``
         - mode `mosaic`: its columns above under ``WAY_COLUMN``; with ``benchmark.train`` ``finish_ms``, a planned batch
           until its mosaics are drawn and augmented on the device, ``train_samples_per_s``, ``train_step_ms`` and
@@ -147,5 +153,6 @@ _MODES: Final[Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, An
     "ct": run_ct,
     "predict": run_predict,
     "gan": run_gan,
+    "gpu": run_gpu,
     "claims": run_claims,
 }

@@ -36,6 +36,10 @@ class BatchPlan:
         look = None if self.look is None else self.look.to(device, non_blocking=non_blocking)
         return BatchPlan(self.size_px, look)
 
+    def slice_samples(self, start: int, stop: int) -> "BatchPlan":
+        """The same for the samples from `start` to `stop`."""
+        return BatchPlan(self.size_px, None if self.look is None else self.look.slice_samples(start, stop))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkTransform:

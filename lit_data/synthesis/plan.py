@@ -95,6 +95,12 @@ class DefectPlan:
         some = self._with_arrays({name: array[chosen] for name, array in self.arrays().items()})
         return replace(some, groups=groups)
 
+    def slice_samples(self, start: int, stop: int) -> "DefectPlan":
+        """The plan of the samples from `start` to `stop` alone, which are counted from 0 then."""
+        row = self.row if isinstance(self.row, np.ndarray) else self.row.cpu().numpy()
+        some = self.select((row >= start) & (row < stop))
+        return replace(some, row=some.row - start)
+
     def _with_arrays(self, arrays: Mapping[str, Any]) -> "DefectPlan":
         return replace(self, **arrays)
 

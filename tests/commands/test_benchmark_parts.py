@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from lit_data.cli import main
 from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, MicroBatchSampler, make_torch_loader
+from lit_data.commands.benchmarks.gpu import _answer, format_table
 from lit_data.commands.benchmarks.headroom import StepClock
 from lit_data.commands.benchmarks.lines import write_lines
 from lit_data.commands.benchmarks.machine import describe_machine, print_machine
@@ -343,3 +345,24 @@ def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) 
         trainer.global_step = step
         clock.on_train_batch_end(trainer, module, None, {"image": torch.zeros(8)}, step)  # type: ignore[arg-type]
     assert clock.samples_per_s == 16 / 4.0
+
+
+def test_the_benchmark_of_a_gpu_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    monkeypatch.chdir(tmp_path)
+    assert main(["benchmark", "+benchmark=gpu"]) == 2
+    assert "benchmark.mode=gpu needs a CUDA device, and there is none here" in capsys.readouterr().err
+
+
+def test_what_fails_is_a_row_of_the_table() -> None:
+    def ask(scene: Any) -> Iterator[tuple[str, float, str]]:
+        yield "first", 1.5, "ms"
+        raise ValueError("no\nluck")
+
+    lines = [{"part": "x", **line} for line in _answer(ask, None)]  # type: ignore[arg-type]
+    table = format_table(lines, {"device": "a device", "torch": "2"})
+    assert "| x | first | 1.5 ms |" in table
+    assert "| x | failed | ValueError: no luck |" in table

@@ -184,7 +184,7 @@ def test_the_gpu_option_runs(run: Run) -> None:
     assert run("fit", *TOY, "trainer=gpu")["samples_sha256"]
 
 
-@pytest.mark.parametrize("option", [name for name in BENCHMARKS if name not in ("claims", "ct")])
+@pytest.mark.parametrize("option", [name for name in BENCHMARKS if name not in ("claims", "ct", "gpu")])
 def test_every_benchmark_runs(option: str, run: Run) -> None:
     toys = {"mosaic": TOY_BOXES, "predict": [*TOY_MARKS, "benchmark.images=3"], "gan": TOY_OBJECTS}
     sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]

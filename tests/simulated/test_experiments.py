@@ -123,3 +123,15 @@ def test_an_apple_gpu_without_float64_scores_and_predicts(experiment: str, monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     for command in ("validate", "test", "predict"):  # its gradients are beyond the simulation
         _run(command, experiment, *words, accelerator="mps")
+
+
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_a_first_gpu_answers_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["data.samples={count: 6, height_px: 256, width_px: 256}", "data.patch_px=128", "data.stride_px=64"]
+    short = ["data.loader.batch_size=16", "benchmark.batch_sizes=[16]", "benchmark.repeats=1", "benchmark.steps=3"]
+    assert main(["benchmark", "+benchmark=gpu", *sizes, *short, "benchmark.tile_px=64", "paths.runs=runs"]) == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert not [line for line in table if "failed" in line or "too much" in line]
+    parts = list(dict.fromkeys(line.split(" | ")[0][2:] for line in table[1:]))
+    assert parts == ["transfer", "rendering", "training", "out of memory", "GAN", "prediction"]
+    assert "| transfer | equal on the device | true |" in table

@@ -12,7 +12,19 @@ from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
-MODES: Final = ("loaders", "collate", "headroom", "callbacks", "synthesis", "mosaic", "ct", "predict", "gan", "claims")
+MODES: Final = (
+    "loaders",
+    "collate",
+    "headroom",
+    "callbacks",
+    "synthesis",
+    "mosaic",
+    "ct",
+    "predict",
+    "gan",
+    "gpu",
+    "claims",
+)
 
 _COUNTS: Final = (
     *("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"),
@@ -28,7 +40,8 @@ class BenchmarkOptions:
         mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
             in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost,
             `synthesis` ways to draw defects, `mosaic` ways to make mosaics, `ct` ways to the occupied voxels of
-            volumes, `predict` ways to predict images, `gan` ways to make a step of a GAN, `claims` what circulates.
+            volumes, `predict` ways to predict images, `gan` ways to make a step of a GAN, `gpu` what a
+            first GPU is asked, `claims` what circulates.
         methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches. Mode `gan`: samples of a part.

@@ -47,6 +47,13 @@ class Look:
         moved = (getattr(self, item.name).to(device, non_blocking=non_blocking) for item in fields(self))
         return Look(*moved)
 
+    def slice_samples(self, start: int, stop: int) -> "Look":
+        """The look of the samples from `start` to `stop` alone, which are counted from 0 then."""
+        own = (self.compressed >= start) & (self.compressed < stop)
+        here = slice(start, stop)
+        compressed, quality = self.compressed[own] - start, self.quality[own]
+        return Look(self.opacity[here], self.base[here], self.below[here], self.above[here], compressed, quality)
+
 
 @torch.no_grad()
 def blend(images: Tensor, cover: Tensor, look: Look) -> Tensor:

@@ -1,0 +1,31 @@
+"""Pieces of a planned batch give what the whole gives: memory may run out while it is drawn and augmented."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_data.batch_form import slice_batch
+from lit_data.commands.compose import compose
+from lit_data.commands.session import build_datamodule
+from tests.conf.test_all_configs import TOY, TOY_MARKS, TOY_OBJECTS
+
+TOYS = {"stripe": [*TOY, "data.backend=device"], "watermark": TOY_MARKS, "gan": TOY_OBJECTS}
+
+
+@pytest.mark.parametrize("experiment", TOYS)
+def test_a_planned_batch_may_be_finished_in_pieces(experiment: str, tmp_path: Path) -> None:
+    words = [f"+experiment={experiment}", *TOYS[experiment], f"paths.run={tmp_path}", "data.loader.batch_size=4"]
+    data = build_datamodule(compose("fit", words))
+    data.setup("fit")
+    loader = data.make_loader("train")
+    planned = data.plan_batch(next(iter(loader)), "train")
+    count = len(planned["index"])
+    assert count > 2
+    whole = data.finish_batch(dict(planned), "train")
+    pieces = [slice_batch(planned, start, start + 1, count) for start in range(count)]
+    finished = [data.finish_batch(piece, "train") for piece in pieces]
+    for name, values in whole.items():
+        if isinstance(values, torch.Tensor) and values.ndim:
+            torch.testing.assert_close(torch.cat([piece[name] for piece in finished]), values)
+    loader.close()

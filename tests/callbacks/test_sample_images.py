@@ -114,7 +114,7 @@ def test_it_goes_on_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_empty_cache_can_release_after_sampling(tmp_path: Path) -> None:
-    cache = EmptyCache(after=["sample_images"], around_validation=False, max_cost_fraction=0.99)
+    cache = EmptyCache(after=["sample_images"], around_validation=False, collect_garbage=False, max_cost_fraction=0.99)
     _fit(tmp_path, Painter(), SampleImages(every_n_steps=2), cache)
     assert cache.summary()["cache/releases"] == 3
 

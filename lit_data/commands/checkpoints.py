@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _NAMED: Final = ("best", "last")
 _RESUMED: Final = ("last", "interrupted", "step")  # checkpoints that hold the whole state of a training
+_OURS: Final = ("lit_data.", "lightning.")
 _RESTORING: Final = "trainer.connectors.checkpoint_connector"
 
 
@@ -178,11 +179,14 @@ def _check_weights(found: Mapping[str, Any], model: L.LightningModule, path: Pat
 
 
 def _pair_states(found: Mapping[str, Any], trainer: L.Trainer) -> Iterator[tuple[str, object, object]]:
-    """Each state of a checkpoint that this run would take over, with what this run has in its place."""
+    """Each state of a checkpoint that this run would take over, with what this run has in its place.
+
+    Those of foreign callbacks are their own business: they may hold what a new one does not.
+    """
     states = found.get("callbacks", {})
     yield "all callbacks", states, {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
-        if callback.state_key in states:
+        if callback.state_key in states and type(callback).__module__.startswith(_OURS):
             yield callback.state_key.partition("{")[0], states[callback.state_key], callback.state_dict()
     yield "the loops", found["loops"], {"fit_loop": trainer.fit_loop.state_dict()}
 

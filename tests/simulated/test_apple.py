@@ -1,0 +1,83 @@
+"""What an Apple GPU is asked to compute, in float32 at most: scores, drawing, augmentation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.augment import Geometry, Layers
+from lit_data.modules.average_precision import BoxScores
+from lit_data.modules.metrics import DefectRecall, PixelScores
+from lit_data.modules.voxel_metrics import VoxelScores
+from lit_data.synthesis import render
+from lit_data.synthesis.watermarks.jpeg import compress
+from tests.augment.test_augmentation import ANY_CHANNELS, RGB, make_layers
+from tests.simulated.log import LOG
+from tests.synthesis.placing import many, plan_of
+from tests.synthesis.test_renderer import NAMES, RANGES, as_dtype, scene
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+MPS = torch.device("mps", 0)
+
+
+@pytest.fixture(autouse=True)
+def apple(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not LOG.installed:
+        pytest.skip("an Apple GPU is simulated only")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize("score", [PixelScores, DefectRecall])
+def test_pixels_are_scored_as_on_the_host(score: Any) -> None:
+    values, masks = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(2, 1, 8, 8)
+    masks[:, :, 2:5] = 1
+    found = []
+    for device in (torch.device("cpu"), MPS):
+        metric = score().to(device)
+        metric.update(values.to(device), masks.to(device))
+        found.append(metric.compute())
+    host, apple = ({"score": f} if isinstance(f, torch.Tensor) else f for f in found)
+    for name, value in host.items():
+        torch.testing.assert_close(apple[name].cpu(), value, atol=1e-3, rtol=1e-3)
+
+
+def test_boxes_and_voxels_are_scored() -> None:
+    metric = BoxScores().to(MPS)
+    boxes = {"boxes": torch.tensor([[0.0, 0, 4, 4]]), "classes": torch.tensor([0]), "scores": torch.tensor([0.5])}
+    there = {name: value.to(MPS) for name, value in boxes.items()}
+    metric.update([there], [there])
+    assert all(float(value) == pytest.approx(1) for value in metric.compute().values() if value.ndim == 0)
+    voxels = VoxelScores().to(MPS)
+    voxels.update(*(torch.ones(2).to(MPS) for _ in range(3)), torch.zeros(3).to(MPS))
+    assert float(voxels.compute()["iou"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defects_are_drawn(name: str) -> None:
+    plan, images = plan_of(many(name), 8, (3, 64, 64)), as_dtype(scene(8, (3, 64, 64)), "uint8").to(torch.float32)
+    expected, _ = render(images.clone(), plan, RANGES["uint8"][1])
+    found, _ = render(images.to(MPS), plan, RANGES["uint8"][1])
+    difference = (found.cpu() - expected).abs()
+    assert float((difference > 1).float().mean()) < 1e-3  # noise is estimated in float32
+
+
+@pytest.mark.parametrize("number", range(len([*ANY_CHANNELS, *RGB])))
+def test_batches_are_augmented(number: int) -> None:
+    make: Callable[[], Any] = [*ANY_CHANNELS, *RGB][number]
+    augmentation, layers = make(), make_layers(4, 3, 32, 32)
+    draws = augmentation.draw(0, 0, np.arange(4), 3)
+    found = augmentation(
+        Layers(layers.images.to(MPS), layers.masks.to(MPS)), {name: value.to(MPS) for name, value in draws.items()}
+    )
+    torch.testing.assert_close(found.images.cpu(), augmentation(layers, draws).images, atol=1e-4, rtol=1e-4)
+
+
+def test_whole_numbers_are_turned_and_files_are_compressed() -> None:
+    geometry = Geometry(rotate_deg=10)
+    draws = {name: value.to(MPS) for name, value in geometry.draw(0, 0, np.arange(2), 3).items()}
+    masks = torch.arange(512, dtype=torch.int64).reshape(2, 1, 16, 16)
+    turned = geometry.transform(Layers(torch.rand(2, 3, 16, 16).to(MPS), masks.to(MPS)), draws)
+    assert set(turned.masks.cpu().unique().tolist()) <= set(range(512))
+    assert compress(torch.rand(2, 3, 32, 32).to(MPS), torch.tensor([50.0, 90.0]).to(MPS)).shape == (2, 3, 32, 32)

@@ -72,7 +72,7 @@ class CudaGauge:
     def read(self) -> MemoryReading:
         """Memory now."""
         free, total = torch.cuda.mem_get_info(self.device)
-        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
+        allowed = int(total * _find_share(self.device))
         stats = self._stats()
         if not stats:  # CUDA was not used yet
             return MemoryReading(0, 0, 0, min(free, allowed))
@@ -97,6 +97,14 @@ class CudaGauge:
 
     def _stats(self) -> dict[str, Any]:
         return torch.cuda.memory_stats_as_nested_dict(self.device)
+
+
+def _find_share(device: torch.device) -> float:
+    """The share of the device that this process may use; all of it where torch cannot say."""
+    try:
+        return float(torch.cuda.get_per_process_memory_fraction(device))
+    except (AttributeError, RuntimeError):  # another allocator, or another kind of device under this name
+        return 1.0
 
 
 class HostGauge:

@@ -173,11 +173,19 @@ def _attempt(forward: Forward, piece: Piece, size: int) -> Answer:
         if forward.options.compile and len(tiles) < size:
             tiles = _fill_up(tiles, size)  # another length would be compiled again
         images = torch.from_numpy(tiles)
-        return _send_back(forward(images.pin_memory() if forward.device.type == "cuda" else images)[: len(piece)])
+        return _send_back(forward(_lock(images) if forward.device.type == "cuda" else images)[: len(piece)])
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         return Answer(None, failure=str(error).partition("\n")[0])
+
+
+def _lock(images: Tensor) -> Tensor:
+    """A page-locked copy, so that nobody waits for the one to the device; where that fails, it is just slower."""
+    try:
+        return images.pin_memory()
+    except RuntimeError:
+        return images
 
 
 def _send_back(values: Tensor) -> Answer:

@@ -150,6 +150,6 @@ def _pin(slot: Slot, memory: Array, device: torch.device) -> None:
     if error:
         log.warning("%d bytes of staging cannot be page-locked (CUDA error %d)", memory.nbytes, error)
         with suppress(RuntimeError):  # the runtime keeps an error until the next kernel, which would be blamed for it
-            torch.ones(1, device=device)
+            torch.ones(1, device=device).add_(1)
         return
     weakref.finalize(slot, runtime.cudaHostUnregister, address).atexit = False

@@ -89,7 +89,7 @@ def run_gpu(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     print(format_table(lines, describe_machine(device)))
     failed = [line["part"] for line in lines if line["what"] == "failed"]
     if failed:
-        log.error("failed: %s; LIT_DATA_TRACEBACK=1 shows where", ", ".join(failed))
+        log.error("failed: %s; hydra.verbose=true shows where", ", ".join(failed))
     values = {
         f"benchmark/{line['part']}_{line['what']}".replace(" ", "_"): line["value"]
         for line in lines

@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.adaptive.checks import check_choice
 from lit_data.callbacks.adaptive.evaluation import EvaluationSteps
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.manual import AfterStep, ManualSteps
@@ -22,6 +21,7 @@ from lit_data.callbacks.adaptive.training import TrainingSteps
 from lit_data.callbacks.device_memory import open_gauge
 from lit_data.callbacks.logging_step import is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.out_of_memory import is_out_of_memory
 
@@ -93,8 +93,8 @@ class AdaptiveBatchSize(L.Callback):
         min_success: float = 0.95,
         learning_rate: LearningRate = "none",
     ) -> None:
-        check_choice("mode", mode, Mode)
-        check_choice("after_step", after_step, AfterStep)
+        check_choice("mode", mode, get_args(Mode))
+        check_choice("after_step", after_step, get_args(AfterStep))
         if mode == "resize" and grow_after is None:
             raise ConfigError(
                 "grow_after=None with mode='resize': memory is looked at every grow_after steps, so give one"

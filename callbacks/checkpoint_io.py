@@ -1,13 +1,13 @@
 """`AtomicCheckpointIO`: a checkpoint is there as a whole or as it was before, whatever happens while it is written."""
 
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import override
+
+from lit_data.files import replacing
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -25,12 +25,5 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-        try:
-            with part.open("xb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(target) as file:
+            torch.save(checkpoint, file)

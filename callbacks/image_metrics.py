@@ -13,7 +13,7 @@ from lit_data.callbacks.imaging.distances import Distances, gather_features
 from lit_data.callbacks.imaging.features import Extractor, extract, on_device, open_extractor
 from lit_data.callbacks.imaging.sampling import check_sampling, read_images, sample
 from lit_data.callbacks.logging_step import log_metrics
-from lit_data.loading.options import check_count
+from lit_data.checks import check_count
 from lit_data.rng import check_seed
 from lit_data.types import Stage
 

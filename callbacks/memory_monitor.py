@@ -18,8 +18,8 @@ from lit_data.callbacks.memory.advice import Adviser
 from lit_data.callbacks.memory.plot import MARKS
 from lit_data.callbacks.memory.post_mortem import PostMortems, SeenBatch, is_noted, note_error, see_batch
 from lit_data.callbacks.memory.record import MemoryRecord
+from lit_data.checks import check_count
 from lit_data.errors import ConfigError
-from lit_data.loading.options import check_count
 from lit_data.out_of_memory import is_out_of_memory
 
 _BATCHES: Final = 5

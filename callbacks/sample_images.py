@@ -2,17 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.adaptive.checks import check_choice
 from lit_data.callbacks.imaging.pictures import draw_grid, publish
 from lit_data.callbacks.imaging.sampling import check_sampling, find_poses, sample, sweep, turns
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
-from lit_data.loading.options import check_count
 from lit_data.rng import check_seed
 
 Views = Literal["auto", "none"]
@@ -57,7 +56,7 @@ class SampleImages(L.Callback):
         for name, value in (("every_n_steps", every_n_steps), ("count", count), ("objects", objects)):
             check_count(name, value, 1)
         check_count("batch_size", batch_size, 1)
-        check_choice("views", views, Views)
+        check_choice("views", views, get_args(Views))
         self.every_n_steps, self.count, self.views, self.objects = every_n_steps, count, views, objects
         self.path = None if path is None else Path(path)
         self.batch_size, self.seed = batch_size, check_seed(seed)

@@ -7,6 +7,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError
 
 Edges = Literal["cover", "drop", "pad"]
@@ -75,8 +76,7 @@ class PatchGrid:
         *,
         name: Callable[[int], str] = "image {}".format,
     ) -> None:
-        if edges not in get_args(Edges):
-            raise ConfigError(f"edges={edges!r} is unknown: choose one of {', '.join(get_args(Edges))}")
+        check_choice("edges", edges, get_args(Edges))
         self.heights_px = np.ascontiguousarray(heights_px, dtype=np.int64)
         self.widths_px = np.ascontiguousarray(widths_px, dtype=np.int64)
         patch, stride = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)

@@ -14,7 +14,6 @@ import lightning as L
 import torch
 
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
-from lit_data.callbacks.adaptive.checks import check_share, check_size
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.messages import describe_batch_norm, describe_no_room
 from lit_data.callbacks.adaptive.pieces import describe_shapes, kind_of
@@ -24,6 +23,7 @@ from lit_data.callbacks.adaptive.snapshot import TransferSnapshot
 from lit_data.callbacks.device_memory import MemoryGauge
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
+from lit_data.checks import check_count, check_share
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.out_of_memory import is_out_of_memory
 
@@ -55,10 +55,14 @@ class SizeLimits:
     target_memory: float = 0.9
 
     def __post_init__(self) -> None:
-        check_size("initial_size", self.initial)
-        check_size("min_size", self.smallest)
-        check_size("max_size", self.largest)
-        check_size("grow_after", self.grow_after)
+        for name, size in (
+            ("initial_size", self.initial),
+            ("min_size", self.smallest),
+            ("max_size", self.largest),
+            ("grow_after", self.grow_after),
+        ):
+            if size is not None:
+                check_count(name, size, 1)
         check_share("target_memory", self.target_memory)
         if self.largest is not None and self.largest < self.smallest:
             raise ConfigError(f"max_size={self.largest} is below min_size={self.smallest}")

@@ -4,14 +4,14 @@ import logging
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch.optim import Optimizer
 
-from lit_data.callbacks.adaptive.checks import check_choice, check_share
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.events import Event, announce
+from lit_data.checks import check_choice, check_share
 from lit_data.errors import ConfigError
 from lit_data.types import ResizableLoader
 
@@ -42,7 +42,7 @@ class ResizeRules:
     learning_rate: LearningRate = "none"
 
     def __post_init__(self) -> None:
-        check_choice("learning_rate", self.learning_rate, LearningRate)
+        check_choice("learning_rate", self.learning_rate, get_args(LearningRate))
         check_share("grow_below", self.grow_below)
         check_share("shrink_above", self.shrink_above)
         check_share("min_success", self.min_success)

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.callbacks.adaptive.checks import check_choice
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
@@ -68,7 +68,7 @@ def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tup
     if isinstance(extractor, nn.Module):
         net, suffix = extractor, f"_{type(extractor).__name__.lower()}"
     else:
-        check_choice("extractor", extractor, Extractor)
+        check_choice("extractor", extractor, get_args(Extractor))
         net, suffix = (SmallFeatures(), "_small") if extractor == "small" else (_open_inception(weights), "")
     if weights is not None and extractor != "inception":
         raise ConfigError(f"weights={weights!r} are read for extractor='inception' alone: leave them out")

@@ -50,7 +50,6 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8
 
 def publish(trainer: L.Trainer, key: str, picture: NDArray[np.uint8], path: Path) -> None:
     """Write a picture [H, W, 3] and hand it to the loggers that take pictures."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_png(path, picture)
     step = trainer.fit_loop.epoch_loop._batches_that_stepped
     for logger in trainer.loggers:

@@ -17,6 +17,7 @@ from lit_data.augment.augmentation import Augmentation
 from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes
 from lit_data.augment.layers import Layers
 from lit_data.augment.seeding import seeded
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, random_words
 
@@ -60,8 +61,7 @@ class Foreign(Augmentation):
         min_box_visible: float = 0.1,
     ) -> None:
         super().__init__()
-        if seed_per not in get_args(SeedPer):
-            raise ConfigError(f"seed_per={seed_per!r} is unknown: choose one of {', '.join(get_args(SeedPer))}")
+        check_choice("seed_per", seed_per, get_args(SeedPer))
         self.module = _wrap(module)
         self.seed_per = seed_per
         self.box_limits = BoxLimits(min_px=min_box_px, min_visible=min_box_visible)

@@ -14,6 +14,7 @@ from lit_data.augment.layers import Layers
 from lit_data.augment.margin import Reach
 from lit_data.augment.matrices import Moves, Size, compose, invert
 from lit_data.augment.warping import Padding, gather, sample, sampling_grid, whole_index
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.rng import Stream, uniform
@@ -184,8 +185,7 @@ class Geometry(Augmentation):
             )
         if not self.subpixel and self.shift_px != int(self.shift_px):
             raise ConfigError(f"shift_px={self.shift_px} is not whole: set subpixel=true to shift between pixels")
-        if self.padding not in get_args(Padding):
-            raise ConfigError(f"padding={self.padding!r} is unknown: choose one of {', '.join(get_args(Padding))}")
+        check_choice("padding", self.padding, get_args(Padding))
 
 
 def _cut(planes: Tensor, crop: Size) -> Tensor:

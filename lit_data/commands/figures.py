@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.commands.predict_files import replaced
+from lit_data.files import explaining, replacing
 from lit_data.inference import Defect, find_defects
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,6 @@ def save_figure(figure: Figure, path: Path, title: str, legend: Sequence[str]) -
     ]
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    with replaced(path) as file:
+    with explaining(path), replacing(path) as file:
         figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
     log.info("picture: %s", path)

@@ -1,7 +1,6 @@
 """``predict`` for generative models: new images, and new objects from all sides."""
 
 import logging
-from pathlib import Path
 from typing import Any, Final, cast
 
 import lightning as L
@@ -11,9 +10,9 @@ from lit_data.callbacks.imaging.pictures import draw_grid
 from lit_data.callbacks.imaging.sampling import check_sampling, sample
 from lit_data.commands.gan_pictures import tile_views
 from lit_data.commands.gan_views import sweep_objects
-from lit_data.commands.predict_files import write_png
 from lit_data.commands.predict_options import Predicted, PredictOptions, PredictRun
 from lit_data.datamodules import GANDataModule
+from lit_data.io.image_files import write_png
 from lit_data.io.progress import track
 from lit_data.types import Array
 
@@ -52,14 +51,14 @@ def generate(
     count, seed = options.count or _COUNT, int(run.identity["seed"] or 0)
     images = sample(model, count, seed=seed, batch_size=options.batch_size or _BATCH)
     for number, image in enumerate(track(images, "writing images", count)):
-        _write(run.folder / "images" / f"{number:06d}.png", _to_pixels(image))
-    _write(run.folder / "predictions.png", draw_grid(images[:_SHOWN]))
+        write_png(run.folder / "images" / f"{number:06d}.png", _to_pixels(image))
+    write_png(run.folder / "predictions.png", draw_grid(images[:_SHOWN]))
     log.info("picture: %s", run.folder / "predictions.png")
     views = sweep_objects(model, datamodule.poses, min(count, _OBJECTS), seed=seed)
     if views is not None:
         for number, sides in enumerate(views):
-            _write(run.folder / "views" / f"{number:06d}.png", _to_pixels(tile_views(sides)))
-        _write(run.folder / "views.png", draw_grid(views.flatten(0, 1), columns=views.shape[1]))
+            write_png(run.folder / "views" / f"{number:06d}.png", _to_pixels(tile_views(sides)))
+        write_png(run.folder / "views.png", draw_grid(views.flatten(0, 1), columns=views.shape[1]))
         log.info("picture: %s", run.folder / "views.png")
     return Predicted({"predict/images": count, "predict/objects": 0 if views is None else len(views)})
 
@@ -68,7 +67,3 @@ def _to_pixels(image: Tensor) -> Array:
     """[H, W, 3] uint8, or [H, W] of a grey image [1, H, W] in 0..1."""
     pixels: Array = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-
-
-def _write(path: Path, pixels: Array) -> None:
-    write_png(path, (pixels.shape[0], pixels.shape[1]), [pixels])

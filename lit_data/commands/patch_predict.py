@@ -9,13 +9,14 @@ from typing import Any, Final
 import numpy as np
 
 from lit_data.commands.patch_pictures import draw_maps
-from lit_data.commands.predict_files import ProbabilityMap, slabs, write_png
+from lit_data.commands.predict_files import ProbabilityMap, slabs
 from lit_data.commands.predict_images import Written
 from lit_data.commands.predict_journal import Entry
 from lit_data.commands.predict_options import PredictOptions
 from lit_data.commands.result import write_table
 from lit_data.commands.whole_images import WholeImages
 from lit_data.inference import Defect, find_defects
+from lit_data.io.image_files import write_png_parts
 from lit_data.io.readers import read_image
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class MapFiles:
     def write(self, number: int, probability: ProbabilityMap, seconds: float) -> Written:
         """Write the map of an image and find its defects, for which all of it is held in memory."""
         path, shape = self._map_of(self._images.names[number]), probability.shape
-        write_png(path, shape, (probability.encode(part, np.uint16) for part in slabs(shape)))
+        write_png_parts(path, shape, (probability.encode(part, np.uint16) for part in slabs(shape)))
         found = find_defects(
             probability.rows(slice(None)), threshold=self._options.threshold, min_area_px=self._options.min_area_px
         )

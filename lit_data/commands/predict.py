@@ -17,8 +17,7 @@ from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
 from lit_data.commands.views import open_view
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.problems import Problems
+from lit_data.errors import ConfigError, DataError, Problems
 
 log = logging.getLogger(__name__)
 

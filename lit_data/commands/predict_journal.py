@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lit_data.commands.predict_files import PART
 from lit_data.commands.result import write_json
-from lit_data.errors import ConfigError, StoreError
-from lit_data.io.problems import show_path
+from lit_data.errors import ConfigError, StoreError, show_path
+from lit_data.files import PART
 
 FINGERPRINT: Final = "fingerprint.json"
 JOURNAL: Final = "images.jsonl"

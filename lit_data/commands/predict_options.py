@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 import lightning as L
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.inference.blending import Blend
@@ -107,16 +108,12 @@ class PredictOptions:
             raise ConfigError(
                 f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need at least 0"
             )
-        if self.on_bad not in get_args(OnBad):
-            raise ConfigError(f"predict.on_bad={self.on_bad!r} is unknown: choose one of {', '.join(get_args(OnBad))}")
+        check_choice("predict.on_bad", self.on_bad, get_args(OnBad))
         if self.count is not None and self.count < 1:
             raise ConfigError(f"predict.count={self.count} must be at least 1")
         if self.overlap_px is None and self.margin_px is not None:
             raise ConfigError(f"predict.margin_px={self.margin_px} needs predict.overlap_px too")
-        if self.quantise not in (None, *get_args(Mode)):
-            raise ConfigError(
-                f"predict.quantise={self.quantise!r} is unknown: choose one of null, {', '.join(get_args(Mode))}"
-            )
+        check_choice("predict.quantise", self.quantise, (None, *get_args(Mode)))
         if self.calibration_images < 1:
             raise ConfigError(f"predict.calibration_images={self.calibration_images} must be at least 1")
         if self.quantise == "static":

@@ -12,8 +12,8 @@ from lit_data.commands.reports.page import make_page
 from lit_data.commands.reports.pictures import read_pictures
 from lit_data.commands.reports.runs import Run, add_pictures, read_run
 from lit_data.commands.reports.sweeps import read_sweep
-from lit_data.commands.result import write_text
 from lit_data.errors import ConfigError
+from lit_data.files import write_text
 
 FILE: Final = "report.html"
 

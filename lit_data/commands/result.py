@@ -4,15 +4,14 @@ import csv
 import io
 import json
 import math
-import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from lit_data.errors import DataError, StoreError
+from lit_data.errors import DataError
+from lit_data.files import write_text
 
 KEYS = (
     "command",
@@ -130,26 +129,6 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
     """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        try:
-            with part.open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}. Free the folder or set paths.runs.") from error
 
 
 def _make_plain(value: Value) -> str | int | float | None:

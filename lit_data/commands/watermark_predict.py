@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.commands.figures import new_axes, save_figure
-from lit_data.commands.predict_files import ProbabilityMap, slabs, write_png
+from lit_data.commands.predict_files import ProbabilityMap, slabs
 from lit_data.commands.predict_images import Written
 from lit_data.commands.predict_journal import Entry
 from lit_data.commands.predict_options import PredictOptions
 from lit_data.commands.result import write_table
 from lit_data.commands.whole_images import WholeImages
+from lit_data.io.image_files import write_png_parts
 from lit_data.io.readers import read_image
 from lit_data.types import Array
 
@@ -56,10 +57,10 @@ class MarkFiles:
         name, shape, pixels = self._images.names[number], probability.shape, self._images.bank[number]
         threshold, parts = self._options.threshold, list(slabs(shape))
         paths = [self._path(kind, name) for kind in self._kinds]
-        write_png(paths[0], shape, (probability.encode(part, np.uint8) for part in parts))
-        write_png(paths[1], shape, (tint(pixels[:, part], probability.rows(part), threshold) for part in parts))
+        write_png_parts(paths[0], shape, (probability.encode(part, np.uint8) for part in parts))
+        write_png_parts(paths[1], shape, (tint(pixels[:, part], probability.rows(part), threshold) for part in parts))
         if self._options.clean:
-            write_png(paths[2], shape, paint_over(pixels, probability, threshold))
+            write_png_parts(paths[2], shape, paint_over(pixels, probability, threshold))
         marked, total = _measure(probability, parts, threshold)
         score = total / marked if marked else 0.0
         row = {

@@ -9,6 +9,7 @@ import lightning as L
 import numpy as np
 import torch
 
+from lit_data.checks import check_choice
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.drawn import DefectWriter
 from lit_data.errors import ConfigError
@@ -56,8 +57,7 @@ class DrawingBackend:
     """
 
     def __init__(self, backend: Backend) -> None:
-        if backend not in get_args(Backend):
-            raise ConfigError(f"backend={backend!r} is unknown: choose one of {', '.join(get_args(Backend))}")
+        check_choice("backend", backend, get_args(Backend))
         self.backend, self.choice = backend, None if backend == "auto" else DrawingChoice(backend, "as configured")
 
     def choose(

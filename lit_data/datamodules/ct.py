@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal, cast, get_args
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.ct_batch import COMMON_KEYS, POINT_KEYS, WINDOW_KEYS, cut_batch, keep_one_count, widen_labels
-from lit_data.datamodules.ct_options import SampleKind, check_choice, read_most, read_range, read_sdf
+from lit_data.datamodules.ct_options import SampleKind, read_most, read_range, read_sdf
 from lit_data.datamodules.ct_source import CTSource, TooFew
 from lit_data.datamodules.ct_volumes import CTVolumes
 from lit_data.datasets.ct import CTDataset

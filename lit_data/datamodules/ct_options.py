@@ -9,16 +9,6 @@ from lit_data.io.volumes.hounsfield import Window
 SampleKind = Literal["points", "windows"]
 
 
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse what is not one of some values.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
-        raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(map(str, choices))}")
-
-
 def read_range(given: Sequence[float | None] | None, window: Window) -> tuple[float, float | None]:
     """Which Hounsfield units are occupied: above the first number, and not above the second one if there is one.
 

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.datamodules.ct_options import check_choice
+from lit_data.checks import check_choice
 from lit_data.datamodules.ct_volumes import CTVolumes
 from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.ct_samples import ensure_ct_samples
 from lit_data.datasets.splits import SPLITS, Splits, split_images
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.ordered import ordered_map
-from lit_data.io.problems import Problems, show_path
 from lit_data.io.progress import track
 from lit_data.io.survey import OnBad
 from lit_data.io.volumes.banks import Precompute, Preload, VolumeBank, open_bank

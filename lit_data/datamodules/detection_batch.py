@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lit_data.augment import draw_tiles, pack_tiles
+from lit_data.checks import check_choice
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datasets.detection import DetectionDataset
-from lit_data.errors import ConfigError
 from lit_data.mosaic import Ints
 from lit_data.types import COUNT_SUFFIX, Batch
 
@@ -28,8 +28,7 @@ def check_place(mosaic_on: str) -> bool:
     Raises:
         ConfigError: The place is unknown.
     """
-    if mosaic_on not in get_args(MosaicPlace):
-        raise ConfigError(f"mosaic_on={mosaic_on!r} is unknown: choose one of {', '.join(get_args(MosaicPlace))}")
+    check_choice("mosaic_on", mosaic_on, get_args(MosaicPlace))
     return mosaic_on == "worker"
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, stage_augmentations
+from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.gan_inspection import GANInspection
@@ -240,8 +241,7 @@ class GANDataModule(BaseDataModule):
         return split_images(table.objects, self.splits, seed=self.split_seed)
 
     def _check(self) -> None:
-        if self.labels not in ("none", "folders", "views", "objects"):
-            raise ConfigError(f"labels={self.labels!r} is unknown: choose one of none, folders, views, objects")
+        check_choice("labels", self.labels, ("none", "folders", "views", "objects"))
         for stage, augment in self.augment.items():
             if augment.crop_px not in (None, self.image_px):
                 raise ConfigError(

@@ -10,10 +10,11 @@ from typing import Final, Literal, get_args
 
 from typing_extensions import override
 
+from lit_data.checks import check_choice
 from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.gan_samples import ensure_gan_samples
 from lit_data.datasets.gan_table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, Problems
 from lit_data.io.bank import ImageBank
 from lit_data.io.checking import find_faults
 from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource
@@ -21,7 +22,6 @@ from lit_data.io.discovery import find_images
 from lit_data.io.files import DecodedFiles
 from lit_data.io.fitted import Fit, FitPadding, FittedDecoder
 from lit_data.io.options import ReadOptions
-from lit_data.io.problems import Problems
 from lit_data.io.remote import Scope
 from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
@@ -59,8 +59,7 @@ class GANSource(SetFolder):
         """Check what can be checked without the disk."""
         super().__post_init__()
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
+            check_choice(name, getattr(self, name), choices)
         if self.tiles is not None and self.views != "sheet":
             raise ConfigError(f"tiles={self.tiles} divides sheets: set data.views=sheet, or leave data.tiles out")
         if self.fit == "patches" and self.views in ("folders", "sheet"):

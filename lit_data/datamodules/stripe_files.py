@@ -10,6 +10,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from lit_data.checks import check_choice
 from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datasets.layouts import SourceList, list_sources, rule_of
 from lit_data.datasets.stripe_samples import ensure_stripe_samples
@@ -49,8 +50,7 @@ class StripeFiles(SetFolder):
         """Check what can be checked without the disk."""
         rule = rule_of(self.layout)
         for name, choices in (("cache", ("store", "device", "lru", "none")), ("on_bad", ("error", "skip"))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
+            check_choice(name, getattr(self, name), choices)
         if self.layout == "channels" and len(self.channels) != rule.stored:
             raise ConfigError(f"channels={list(self.channels)} must name three: target, ref1, ref2")
         super().__post_init__()

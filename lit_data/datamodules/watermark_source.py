@@ -10,6 +10,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from lit_data.checks import check_choice
 from lit_data.datamodules.set_folder import SetFolder
 from lit_data.datamodules.stripe_files import leave_out
 from lit_data.datasets.layouts import describe_no_images
@@ -44,8 +45,7 @@ class WatermarkSource(SetFolder):
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
         for name, choices in (("cache", CACHES), ("on_bad", ("error", "skip"))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
+            check_choice(name, getattr(self, name), choices)
         if self.masks and not self.root:
             raise ConfigError("the drawn backgrounds have no masks: set data.root, or leave data.masks out")
         super().__post_init__()

@@ -7,8 +7,9 @@ import numpy as np
 
 from lit_data.datasets.ct_distance import Distances, measure_points
 from lit_data.errors import StoreError
+from lit_data.files import replacing
 from lit_data.io.progress import track
-from lit_data.io.temp import sweep, temp_folder
+from lit_data.io.temp import sweep
 from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.sparse import SparseVolume
 
@@ -59,9 +60,8 @@ class PointDistances:
         if not path.exists():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                with temp_folder(folder) as temp:
-                    np.save(temp / path.name, self._measure(volume))
-                    (temp / path.name).replace(path)
+                with replacing(path, sync=False) as file:
+                    np.save(file, self._measure(volume))
             except OSError as error:
                 raise StoreError(f"cannot keep distances in {folder} ({error}); set data.cache_dir") from error
         distances: Distances = np.load(path, mmap_mode="r", allow_pickle=False)

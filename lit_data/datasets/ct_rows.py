@@ -11,8 +11,7 @@ from lit_data.datasets.ct_distance import measure_signed, read_limit
 from lit_data.datasets.ct_distances import PointDistances
 from lit_data.datasets.ct_points import choose_points, write_coordinates, write_values
 from lit_data.datasets.ct_windows import WindowGrid, WindowSpec, count_inside, draw_start, find_inside
-from lit_data.errors import DataError
-from lit_data.io.problems import show_path
+from lit_data.errors import DataError, show_path
 from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.sparse import SparseVolume

@@ -7,6 +7,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.rng import Stream, random_words
@@ -47,8 +48,7 @@ class WindowSpec:
         """Check every range, and make sizes three numbers."""
         object.__setattr__(self, "size", _three("size", self.size))
         object.__setattr__(self, "stride", self.size if self.stride is None else _three("stride", self.stride))
-        if self.mode not in get_args(WindowMode):
-            raise ConfigError(f"windows.mode={self.mode!r} is unknown: choose one of {', '.join(get_args(WindowMode))}")
+        check_choice("windows.mode", self.mode, get_args(WindowMode))
         if not 0 <= self.label_bias <= 1:
             raise ConfigError(f"windows.label_bias={self.label_bias!r} is not allowed: a share from 0 to 1 is")
         for name, least in (("per_volume", 1), ("min_points", 0)):

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from lit_data.datasets.detection_labels import LabelTable
 from lit_data.datasets.tile_boxes import find_boxes
 from lit_data.datasets.tiles import draw_tiles
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.bank import ImageBank
-from lit_data.io.problems import show_path
 from lit_data.io.store import DecodedStore
 from lit_data.mosaic import Ints, MosaicPlan, MosaicSpec, sample_mosaics
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec

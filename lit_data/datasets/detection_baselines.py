@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from lit_data.datasets.detection_labels import LabelTable
-from lit_data.errors import DataError
+from lit_data.errors import DataError, show_path
 from lit_data.io.bank import ImageBank
-from lit_data.io.problems import show_path
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.types import Array, Batch
 

@@ -10,16 +10,16 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.checks import check_choice
 from lit_data.datasets.detection_labels import AnyPath, LabelTable, find_split
 from lit_data.datasets.labels_coco import CocoFile, load_coco, read_coco_labels, split_by_file
 from lit_data.datasets.labels_voc import NameIndex, match_label_files, read_voc_labels
 from lit_data.datasets.labels_yolo import DataYaml, read_class_names, read_data_yaml, read_splits, read_yolo_labels
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.discovery import find_images
 from lit_data.io.header import read_header
 from lit_data.io.options import DEFAULT_READ, ReadOptions
-from lit_data.io.problems import Problems, show_path
 from lit_data.io.progress import track
 from lit_data.io.survey import OnBad
 from lit_data.io.walk import check_inside
@@ -116,8 +116,7 @@ def find_detection_files(
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with all lists, all images, or all labels.
     """
-    if label_format not in get_args(LabelFormat):
-        raise ConfigError(f"label_format={label_format!r} is unknown: choose one of {', '.join(get_args(LabelFormat))}")
+    check_choice("label_format", label_format, get_args(LabelFormat))
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     folder = _open_folder(Path(os.path.abspath(root)), allow_outside)  # noqa: PTH100 - keeps links

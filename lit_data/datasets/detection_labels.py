@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError
-from lit_data.io.problems import Problems, escape
+from lit_data.errors import ConfigError, Problems, escape
 from lit_data.io.survey import OnBad
 
 log = logging.getLogger(__name__)

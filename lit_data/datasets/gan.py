@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.checks import check_choice
 from lit_data.datasets.gan_table import Ints, SampleTable
-from lit_data.datasets.patch_source import GridPatches, RandomPatches, cut_mirrored
-from lit_data.errors import ConfigError, DataError
+from lit_data.datasets.patch_source import GridPatches, RandomPatches, cut_patch
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.bank import ImageBank
-from lit_data.io.problems import show_path
 from lit_data.io.shared_arrays import share_state
 from lit_data.io.store import DecodedStore
 from lit_data.types import Array, FieldSpec
@@ -142,8 +142,8 @@ class GANDataset:
             return samples
         places = self._patches.locate(indices, epoch, self.image_px)
         rows["index"][:] = places.index
-        for image, position, row in zip(places.image.tolist(), places.position.tolist(), rows["image"], strict=True):
-            cut_mirrored(self.bank[image], position, row)
+        for image, (y, x), row in zip(places.image.tolist(), places.position.tolist(), rows["image"], strict=True):
+            row[...] = cut_patch(self.bank[image], y, x, row.shape[1:])
         return self.samples[places.split_image]
 
     def _whole(self, sample: int) -> Array:
@@ -161,8 +161,7 @@ class GANDataset:
         return fields | {name: FieldSpec((), "int64") for name in names}
 
     def _check(self, cut: Cut) -> None:
-        if cut not in get_args(Cut):
-            raise ConfigError(f"cut={cut!r} is unknown: choose one of {', '.join(get_args(Cut))}")
+        check_choice("cut", cut, get_args(Cut))
         if cut != "whole":
             if self.table.poses is not None:
                 raise ConfigError("patches of images with views would have no pose: leave the views or the patches out")

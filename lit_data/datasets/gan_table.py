@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.checks import check_choice
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.problems import SHOWN, escape, show_path
+from lit_data.errors import SHOWN, ConfigError, DataError, escape, show_path
 from lit_data.io.walk import check_inside
 
 Ints = NDArray[np.int64]
@@ -46,8 +46,7 @@ class ViewLayout:
     elevation_deg: tuple[float, float] = (0.0, 60.0)
 
     def __post_init__(self) -> None:
-        if self.views not in ("none", "folders", "sheet"):
-            raise ConfigError(f"views={self.views!r} is unknown: choose one of none, folders, sheet")
+        check_choice("views", self.views, ("none", "folders", "sheet"))
         if self.tiles is not None and (self.views != "sheet" or not isinstance(self.tiles, int) or self.tiles < 1):
             raise ConfigError(f"tiles={self.tiles} with views={self.views}: give the views along a side of a sheet")
         for name in ("azimuth_deg", "elevation_deg"):

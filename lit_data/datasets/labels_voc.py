@@ -25,8 +25,7 @@ from lit_data.datasets.detection_labels import (
     find_split,
     is_share_box,
 )
-from lit_data.errors import DataError
-from lit_data.io.problems import Problems, escape, show_path
+from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.sets import describe_size_mismatch
 from lit_data.io.source import open_source, read_whole
 from lit_data.io.survey import OnBad

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from lit_data.datasets.detection_labels import AnyPath, BoxCollector, BoxForm, Floats, LabelTable, check_classes
 from lit_data.datasets.labels_voc import NameIndex
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.problems import Problems, escape
+from lit_data.errors import ConfigError, DataError, Problems, escape
 from lit_data.io.source import naming, open_source, read_whole
 from lit_data.io.survey import OnBad
 from lit_data.io.walk import check_inside

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.decoders import ImageSource
 from lit_data.io.discovery import find_images
@@ -44,8 +45,7 @@ def rule_of(layout: str) -> LayoutRule:
     Raises:
         ConfigError: It is none of the four.
     """
-    if layout not in LAYOUTS:
-        raise ConfigError(f"layout={layout!r} is unknown: choose one of {', '.join(get_args(Layout))}")
+    check_choice("layout", layout, get_args(Layout))
     return LAYOUTS[layout]
 
 

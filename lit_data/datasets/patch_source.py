@@ -1,6 +1,5 @@
 """Which patch of which image a sample shows: cut at random, or one of a grid."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,21 +90,26 @@ class GridPatches:
         return Places(split_image, image, index, np.stack((y, x), axis=1))
 
 
-def cut_mirrored(image: Array, position: Sequence[int], row: Array) -> None:
-    """Copy a patch; beyond the bottom and the right edge the image is mirrored, as often as need be.
+def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
+    """One patch; where it reaches past an edge, the image is mirrored without its edge row, as often as need be.
 
     Args:
         image: [C, H, W].
-        position: (y, x) of the patch, inside the image.
-        row: [C, h, w], written.
+        top_px: First row.
+        left_px: First column.
+        size_px: (h, w).
+
+    Returns:
+        [C, h, w], a view where it lies inside the image.
     """
-    (y, x), (height, width) = position, row.shape[1:]
-    patch = image[:, y : y + height, x : x + width]
-    if patch.shape == row.shape:
-        row[...] = patch
-        return
-    rows, columns = _mirror(y, height, image.shape[1]), _mirror(x, width, image.shape[2])
-    row[...] = image[:, rows[:, None], columns]
+    height, width = size_px
+    if top_px >= 0 and left_px >= 0:
+        patch = image[:, top_px : top_px + height, left_px : left_px + width]
+        if patch.shape[1:] == size_px:
+            return patch
+    rows = _mirror(top_px, height, image.shape[1])
+    columns = _mirror(left_px, width, image.shape[2])
+    return image[:, rows[:, None], columns]
 
 
 def _mirror(start: int, length: int, limit: int) -> Ints:

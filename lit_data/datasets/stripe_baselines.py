@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from lit_data.datasets.patch_source import cut_patch
 from lit_data.datasets.stripe_drawing import Floats, draw_everywhere, draw_in_windows, place_spots
-from lit_data.datasets.stripes import StripeDataset, cut_patch
+from lit_data.datasets.stripes import StripeDataset
 from lit_data.io.cache import LruCache
 from lit_data.io.decoders import ImageDecoder, ImageSource
 from lit_data.io.masks import MaskOptions, read_mask

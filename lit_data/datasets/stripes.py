@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.drawn import DefectWriter
-from lit_data.errors import DataError
+from lit_data.datasets.patch_source import cut_patch
+from lit_data.errors import DataError, show_path
 from lit_data.grid import PatchGrid
 from lit_data.io.bank import ImageBank
-from lit_data.io.problems import show_path
 from lit_data.io.shared_arrays import share_state
 from lit_data.io.store import DecodedStore
 from lit_data.types import Array, FieldSpec
@@ -194,28 +194,6 @@ class StripeDataset:
         )
 
 
-def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
-    """One patch; where it reaches past an edge, the image is mirrored without its edge row.
-
-    Args:
-        image: [C, H, W].
-        top_px: First row.
-        left_px: First column.
-        size_px: (h, w).
-
-    Returns:
-        [C, h, w], a view where it lies inside the image.
-    """
-    height, width = size_px
-    if top_px >= 0 and left_px >= 0:
-        patch = image[:, top_px : top_px + height, left_px : left_px + width]
-        if patch.shape[1:] == size_px:
-            return patch
-    rows = _mirror(top_px, height, image.shape[1])
-    columns = _mirror(left_px, width, image.shape[2])
-    return image[:, rows[:, None], columns]
-
-
 def _cut_patches(
     bank: ImageBank, images: NDArray[np.int64], tops_px: NDArray[np.int64], lefts_px: NDArray[np.int64], rows: Array
 ) -> None:
@@ -227,8 +205,3 @@ def _cut_patches(
         return
     for row, patch in zip(rows, patches, strict=True):  # one by one: each keeps a whole decoded image in memory
         row[...] = patch
-
-
-def _mirror(start: int, length: int, limit: int) -> NDArray[np.int64]:
-    last = limit - 1
-    return np.asarray(np.maximum(last - np.abs(last - np.abs(np.arange(start, start + length))), 0))

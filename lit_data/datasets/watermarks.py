@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.patch_source import GridPatches, Places, RandomPatches, cut_mirrored
+from lit_data.datasets.patch_source import GridPatches, Places, RandomPatches, cut_patch
 from lit_data.datasets.progressive import ProgressiveSize
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.bank import ImageBank
-from lit_data.io.problems import show_path
 from lit_data.io.shared_arrays import share_state
 from lit_data.io.store import DecodedStore
 from lit_data.synthesis.watermarks.cover import draw_cover
@@ -189,5 +188,5 @@ def corner_of(size_px: tuple[int, int]) -> tuple[Any, ...]:
 
 
 def _cut(bank: ImageBank, images: NDArray[np.int64], places: Places, rows: Array) -> None:
-    for image, position, row in zip(images.tolist(), places.position.tolist(), rows, strict=True):
-        cut_mirrored(bank[image], position, row)
+    for image, (y, x), row in zip(images.tolist(), places.position.tolist(), rows, strict=True):
+        row[...] = cut_patch(bank[image], y, x, row.shape[1:])

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.inference.turns import TURNS, Augment, average_turned
 
@@ -52,8 +53,7 @@ class ForwardOptions:
             ("activation", self.activation, get_args(Activation)),
             ("augment", self.augment, (None, *get_args(Augment))),
         ):
-            if value not in allowed:
-                raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(map(str, allowed))}")
+            check_choice(name, value, allowed)
         if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
             raise ConfigError(f"value_range={list(self.value_range)} must be [low, high] with low < high")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.problems import show_path
+from lit_data.errors import ConfigError, DataError, show_path
 
 
 @dataclass(frozen=True, slots=True)

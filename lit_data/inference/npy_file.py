@@ -3,10 +3,9 @@
 import errno
 import io
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 from torch import Tensor
 
-from lit_data.errors import StoreSpaceError
-from lit_data.io.problems import show_path
-from lit_data.io.store_writer import new_file, reserve, sync_folder, write_all
+from lit_data.errors import StoreSpaceError, show_path
+from lit_data.files import replacing
+from lit_data.io.store_writer import reserve, write_all
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 
@@ -69,12 +68,9 @@ def replacing_file(path: Path) -> Iterator[int]:
     Raises:
         StoreSpaceError: The disk, the quota or the largest allowed file is too small.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with new_file(temporary) as fd:
-            yield fd
-        temporary.replace(path)
-        sync_folder(path.parent)
+        with replacing(path) as file:
+            yield file.fileno()
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
@@ -82,9 +78,6 @@ def replacing_file(path: Path) -> Iterator[int]:
             f"{show_path(path)}: no room for the prediction ({error.strerror}): free are "
             f"{decimal(shutil.disk_usage(path.parent).free)}; choose dtype=float16 or uint8, or another folder"
         ) from error
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def encode(values: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError
+from lit_data.files import replacing_by_path
 from lit_data.inference.quiet import without_noise
 
 TOLERANCE: Final = 1e-4
@@ -55,13 +56,9 @@ def export_onnx(net: nn.Module, path: str | os.PathLike[str], images: Sequence[T
     path = Path(path)
     _check(path, images)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        _write(net, temporary, images[0])
-        free, worst = _check_file(net, temporary, images)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing_by_path(path) as part:
+        _write(net, part, images[0])
+        free, worst = _check_file(net, part, images)
     return OnnxFile(path, free, worst)
 
 

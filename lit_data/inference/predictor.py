@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import pair_px
 from lit_data.inference.batch_size import BatchRange
@@ -174,8 +175,7 @@ class TiledPredictor:
             DataError, BatchMemoryError, ConfigError: As `predict`.
         """
         path = Path(path)
-        if dtype not in get_args(FileDtype):
-            raise ConfigError(f"dtype={dtype!r} is unknown: choose one of {', '.join(get_args(FileDtype))}")
+        check_choice("dtype", dtype, get_args(FileDtype))
         if path.suffix != ".npy":
             raise ConfigError(f"{path.name}: a prediction is written as a .npy file")
         source = open_source(0, image)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.inference.forward import check_compiler
 from lit_data.inference.quiet import without_noise
@@ -52,8 +53,7 @@ def quantise(net: nn.Module, *, mode: Mode, calibration: Iterable[Tensor] = ()) 
     Raises:
         ConfigError: The mode does not fit the net or the machine, or torchao is missing.
     """
-    if mode not in get_args(Mode):
-        raise ConfigError(f"quantise={mode!r} is unknown: choose one of {', '.join(get_args(Mode))}")
+    check_choice("quantise", mode, get_args(Mode))
     if any(weight.device.type != "cpu" for weight in net.parameters()):
         raise ConfigError(f"quantise={mode} is for the CPU: on a GPU use precision=bf16 or precision=fp16")
     if mode == "bf16":

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import count_positions, pair_px
 from lit_data.inference.blending import Blend, Seams, weigh_tiles
@@ -64,8 +65,7 @@ class Tiling:
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        if self.blend not in get_args(Blend):
-            raise ConfigError(f"blend={self.blend!r} is unknown: choose one of {', '.join(get_args(Blend))}")
+        check_choice("blend", self.blend, get_args(Blend))
         if self.multiple_px < 1 or (self.round_px is not None and self.round_px < 1):
             raise ConfigError(f"multiple_px={self.multiple_px}, round_px={self.round_px}: need at least 1")
         if any(side % self.multiple_px for side in self.sides_px):

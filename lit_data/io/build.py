@@ -12,17 +12,17 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from lit_data.errors import ConfigError, DataError, StoreStaleError
+from lit_data.errors import ConfigError, DataError, StoreStaleError, show_path
+from lit_data.files import sync_folder
 from lit_data.io.decoders import Decoder, ImageSource
 from lit_data.io.lock import build_lock
-from lit_data.io.problems import show_path
 from lit_data.io.progress import track
 from lit_data.io.shelf import Wanted, describe_stale, prune
 from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, MAX_HEADER_BYTES, PIXELS_NAME, StoreHeader, is_there
 from lit_data.io.store_index import IMAGE_RECORD
 from lit_data.io.store_pixels import PixelWriter, decode_images
 from lit_data.io.store_sources import SourceTable, list_sources
-from lit_data.io.store_writer import explain_errors, keep_private, new_file, no_space, reserve, sync_folder, write_all
+from lit_data.io.store_writer import explain_errors, keep_private, new_file, no_space, reserve, write_all
 from lit_data.io.survey import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.temp import sweep, temp_folder
 

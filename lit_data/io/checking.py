@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from functools import partial
 
-from lit_data.errors import DataError
+from lit_data.errors import DataError, Problems
 from lit_data.io.decoders import Decoder, ImageSource
 from lit_data.io.ordered import ordered_map
-from lit_data.io.problems import Problems
 from lit_data.io.progress import track
 
 

@@ -10,11 +10,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.header import ImageHeader, read_header
 from lit_data.io.masks import DEFAULT_MASK, MaskOptions, number_classes
 from lit_data.io.options import DEFAULT_READ, ReadOptions
-from lit_data.io.problems import show_path
 from lit_data.io.sets import describe_size_mismatch
 from lit_data.io.source import naming
 from lit_data.io.strict import Decoded, decode_strict

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_data.errors import DataError
-from lit_data.io.problems import SHOWN, Problems, show_path
+from lit_data.errors import SHOWN, DataError, Problems, show_path
 from lit_data.io.source import check_regular, nearest_existing
 from lit_data.io.walk import FolderWalk, describe_outside, is_inside
 

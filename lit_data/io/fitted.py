@@ -6,9 +6,9 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.checks import check_choice
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.decoders import DecodedSource, ImageDecoder, ImageSource, SourceHeader
-from lit_data.io.problems import show_path
 from lit_data.io.resized import fit_size, resize_planes
 from lit_data.types import Array
 
@@ -51,8 +51,7 @@ class FittedDecoder:
         if min(*self.size_px, self.tiles) < 1:
             raise ConfigError(f"size_px={list(self.size_px)} and tiles={self.tiles} must be at least 1")
         for name, choices in (("fit", get_args(Fit)), ("padding", get_args(FitPadding))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {', '.join(choices)}")
+            check_choice(name, getattr(self, name), choices)
 
     @property
     def fingerprint(self) -> str:

@@ -1,10 +1,19 @@
 """Write arrays as image files that read back to the same values."""
 
+import struct
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lit_data.files import explaining, replacing
 from lit_data.types import Array
+
+_COLOUR_TYPES: Final = {1: 0, 3: 2}
+_UP: Final = 2  # PNG filter: each byte less the one above it
 
 
 def write_image(path: Path, pixels: Array) -> str:
@@ -19,25 +28,10 @@ def write_image(path: Path, pixels: Array) -> str:
     """
     last = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
     if pixels.dtype in (np.uint8, np.uint16) and len(pixels) in (1, 3):
-        return write_png(path.with_name(path.name + ".png"), last)
+        target = path.with_name(path.name + ".png")
+        write_png(target, last)
+        return target.name
     return _write_tiff(path.with_name(path.name + ".tif"), last)
-
-
-def write_png(path: Path, pixels: Array) -> str:
-    """Write a PNG, quickly rather than small.
-
-    Args:
-        path: With its suffix.
-        pixels: [H, W, 1] or [H, W, 3] (R, G, B), uint8 or uint16.
-
-    Returns:
-        The name of the file.
-    """
-    import cv2
-
-    # OpenCV wants B, G, R. Encoded in memory, because imwrite turns a full disk into a return value without a reason.
-    path.write_bytes(cv2.imencode(".png", pixels[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes())
-    return path.name
 
 
 def _write_tiff(path: Path, pixels: Array) -> str:
@@ -47,3 +41,57 @@ def _write_tiff(path: Path, pixels: Array) -> str:
     squeezed = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
     tifffile.imwrite(path, squeezed, photometric=photometric, compression="zlib", metadata=None, software="lit_data")
     return path.name
+
+
+def write_png(path: Path, pixels: Array) -> None:
+    """Write a PNG, quickly rather than small: [H, W], [H, W, 1] or [H, W, 3] (R, G, B), uint8 or uint16.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    write_png_parts(path, (pixels.shape[0], pixels.shape[1]), [pixels])
+
+
+def write_png_parts(path: Path, shape: tuple[int, int], parts: Iterable[Array]) -> None:
+    """Write a PNG part by part, whole or not at all.
+
+    Args:
+        path: The file; its folder is made.
+        shape: (height, width) px.
+        parts: Its rows from the top, [h, W], [h, W, 1] or [h, W, 3] (R, G, B), uint8 or uint16.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    with explaining(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, sync=False) as file:
+            _write_parts(file, shape, parts)
+
+
+def _write_parts(file: BinaryIO, shape: tuple[int, int], parts: Iterable[Array]) -> None:
+    packer, above = zlib.compressobj(1), np.zeros((1, 0), np.uint8)
+    for number, part in enumerate(parts):
+        if number == 0:
+            colour, bits = _COLOUR_TYPES[1 if part.ndim == 2 else part.shape[2]], 8 * part.itemsize
+            file.write(b"\x89PNG\r\n\x1a\n")
+            _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", shape[1], shape[0], bits, colour, 0, 0, 0))
+        rows = np.ascontiguousarray(part, part.dtype.newbyteorder(">")).view(np.uint8).reshape(len(part), -1)
+        _write_chunk(file, b"IDAT", packer.compress(_filter(rows, above).data))
+        above = rows[-1:]
+    _write_chunk(file, b"IDAT", packer.flush())
+    _write_chunk(file, b"IEND", b"")
+
+
+def _filter(rows: NDArray[np.uint8], above: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    filtered = np.full((len(rows), rows.shape[1] + 1), _UP, np.uint8)
+    filtered[:, 1:] = rows
+    filtered[1:, 1:] -= rows[:-1]
+    if above.size:
+        filtered[:1, 1:] -= above
+    return filtered
+
+
+def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
+    if data or kind == b"IEND":
+        file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))

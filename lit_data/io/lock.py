@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lit_data.errors import StoreBusyError
-from lit_data.io.problems import show_path
+from lit_data.errors import StoreBusyError, show_path
 from lit_data.io.temp import find_builder
 
 LOCK_NAME = ".lock"

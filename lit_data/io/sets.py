@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lit_data.io.problems import Problems, show_path
+from lit_data.errors import Problems, show_path
 
 Name = str | os.PathLike[str]
 

@@ -5,8 +5,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_data.errors import StoreError
-from lit_data.io.problems import show_path
+from lit_data.errors import StoreError, show_path
 from lit_data.io.store_header import VERSION, is_there, read_header
 from lit_data.io.store_index import read_index
 from lit_data.io.store_sources import SourceTable, describe_change

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lit_data.errors import DataError, LitDataError
-from lit_data.io.problems import escape, show_path
+from lit_data.errors import DataError, LitDataError, escape, show_path
 
 
 @contextmanager

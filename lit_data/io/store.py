@@ -11,10 +11,9 @@ from typing import Self
 import numpy as np
 from rich.filesize import decimal
 
-from lit_data.errors import DataError
+from lit_data.errors import DataError, show_path
 from lit_data.io.build import BuildOptions, build_store
 from lit_data.io.decoders import Decoder, ImageSource
-from lit_data.io.problems import show_path
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
 from lit_data.io.store_header import PIXELS_NAME, corrupt, read_header

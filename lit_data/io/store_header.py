@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_data.errors import StoreCorruptError, StoreError
-from lit_data.io.problems import show_path
+from lit_data.errors import StoreCorruptError, StoreError, show_path
 
 HEADER_NAME = "header.json"
 INDEX_NAME = "index.bin"

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_data.errors import DataError
+from lit_data.errors import DataError, show_path
 from lit_data.io.decoders import Decoder, ImageSource
 from lit_data.io.ordered import ordered_map
-from lit_data.io.problems import show_path
 from lit_data.io.store_index import IMAGE_RECORD
 from lit_data.io.store_sources import SourceTable
 from lit_data.io.store_writer import write_all

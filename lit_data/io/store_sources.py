@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.errors import show_path
 from lit_data.io.decoders import ImageSource
-from lit_data.io.problems import show_path
 from lit_data.io.progress import track
 from lit_data.types import Array
 

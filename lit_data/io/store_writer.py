@@ -4,13 +4,12 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from lit_data.errors import StoreError, StoreSpaceError
-from lit_data.io.problems import show_path
+from lit_data.errors import StoreError, StoreSpaceError, show_path
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -61,16 +60,6 @@ def keep_private(path: Path, sources: Iterable[str]) -> None:
         allowed &= os.stat(source).st_mode  # noqa: PTH116 - there may be a million
     hidden = ~allowed & 0o044
     path.chmod(path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2))  # of a folder also who may enter it
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk; mounts that cannot do so are left as they are."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager

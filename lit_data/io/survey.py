@@ -7,11 +7,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.checking import find_faults
 from lit_data.io.decoders import Decoder, ImageSource, SourceHeader
 from lit_data.io.ordered import ordered_map
-from lit_data.io.problems import Problems, show_path
 from lit_data.io.progress import track
 from lit_data.io.sets import check_set
 from lit_data.io.store_header import DTYPES

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.header import EXTENSIONS
-from lit_data.io.problems import Problems, show_path
 from lit_data.io.source import describe_missing
 
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")

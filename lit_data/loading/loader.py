@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_map
 
+from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 from lit_data.loading.assembly import Assembly
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.layout import INDICES, Layout
-from lit_data.loading.options import LoaderOptions, check_count
+from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder
 from lit_data.loading.rows import as_rows, count_samples
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter

@@ -5,6 +5,7 @@ from typing import Final, Literal, get_args
 
 import torch
 
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
 from lit_data.rng import check_seed
 
@@ -67,8 +68,7 @@ class LoaderOptions:
         if self.global_batch_size is not None:
             check_count("global_batch_size", self.global_batch_size, 1)
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: choose one of {choices}")
+            check_choice(name, getattr(self, name), choices)
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r} must be greater than 0")
         check_seed(self.seed)
@@ -101,13 +101,3 @@ class LoaderOptions:
                 f"multiple of {world_size}, or set batch_size, which is that of each rank"
             )
         return share
-
-
-def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number of at least `least`.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r} is not usable: choose a whole number of at least {least}")

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lit_data.batch_form import count_samples
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.modules.gan_conditions import RayPatches, Use
 from lit_data.modules.gan_generator import GeneratorModule, check_net
@@ -219,9 +220,8 @@ def _make_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _check_choices(loss: str, order: str) -> None:
-    for name, value, allowed in (("loss", loss, LOSSES), ("order", order, get_args(Order))):
-        if value not in allowed:
-            raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}")
+    check_choice("loss", loss, tuple(LOSSES))
+    check_choice("order", order, get_args(Order))
 
 
 def _check_ranges(weight: float, every: int, clip: float | None, sizes: Sequence[int | None]) -> None:

@@ -60,7 +60,7 @@ class PartDraws:
         """
         _check_batch(batch, self.posed)
         index, images = batch["index"], batch["image"]
-        sizes = spread(len(index), size or len(index))
+        sizes = split_evenly(len(index), size or len(index))
         latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use).to(images.dtype)
         conditions = self._read_conditions(batch, epoch, use)
         parts = zip(
@@ -122,7 +122,7 @@ def penalise(discriminator: nn.Module, part: Part, weight: float, backward: Back
     return penalty.detach()
 
 
-def spread(count: int, size: int) -> list[int]:
+def split_evenly(count: int, size: int) -> list[int]:
     """Sizes of the fewest parts of at most `size`, which differ by 1 at most."""
     parts = -(-count // size)
     return [count // parts + (number < count % parts) for number in range(parts)]

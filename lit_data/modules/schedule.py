@@ -8,6 +8,7 @@ import lightning as L
 import torch
 from torch import nn
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 
 Schedule = Literal["one_cycle", "cosine", "none"]
@@ -20,8 +21,7 @@ def check_schedule(schedule: Schedule) -> None:
     Raises:
         ConfigError: The schedule is unknown.
     """
-    if schedule not in get_args(Schedule):
-        raise ConfigError(f"schedule={schedule!r} is unknown: choose one of {', '.join(get_args(Schedule))}")
+    check_choice("schedule", schedule, get_args(Schedule))
 
 
 def schedule_optimizer(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_data.errors import ConfigError
+from lit_data.checks import check_choice
 from lit_data.modules.compare_net import CompareNet
 from lit_data.modules.losses import mean_pixel_loss, rare_pixel_loss
 from lit_data.modules.metrics import DefectRecall, PixelScores
@@ -61,8 +61,7 @@ class SegmentationModule(ScoredModule):
         baseline: bool = True,
     ) -> None:
         super().__init__(net or CompareNet(), optimizer=optimizer or _make_adamw, schedule=schedule)
-        if loss not in _LOSSES:
-            raise ConfigError(f"loss={loss!r} is unknown: choose one of {', '.join(_LOSSES)}")
+        check_choice("loss", loss, tuple(_LOSSES))
         self.loss, self.dice_weight = _LOSSES[loss], dice_weight
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from lit_data.commands import predict_files
-from lit_data.commands.predict_files import ProbabilityMap, slabs, write_png
+from lit_data.commands.predict_files import ProbabilityMap, slabs
 from lit_data.commands.result import plain_cell
 from lit_data.errors import StoreError
+from lit_data.io.image_files import write_png_parts
 from lit_data.types import Array
 
 
@@ -19,7 +20,7 @@ from lit_data.types import Array
 def test_a_png_of_parts_holds_the_whole(dtype: type, shape: tuple[int, ...], step: int, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape).astype(dtype)
     path = tmp_path / "a" / "image.png"
-    write_png(path, shape[:2], (pixels[top : top + step] for top in range(0, shape[0], step)))
+    write_png_parts(path, shape[:2], (pixels[top : top + step] for top in range(0, shape[0], step)))
     read = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     np.testing.assert_array_equal(read[..., ::-1] if read.ndim == 3 else read, pixels)
 
@@ -30,7 +31,7 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StoreError, match=r"cannot write .*image\.png: No space left on device. Free the folder"):
-        write_png(tmp_path / "image.png", (2, 4), parts())
+        write_png_parts(tmp_path / "image.png", (2, 4), parts())
     assert not list(tmp_path.iterdir())
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes import cut_patch
+from lit_data.datasets.patch_source import cut_patch
 from lit_data.errors import DataError, StoreCorruptError
 from lit_data.grid import Edges, PatchGrid
 from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, ImageSource, shared_arrays

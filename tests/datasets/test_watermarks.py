@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_data.datasets import WatermarkDataset
-from lit_data.datasets.patch_source import cut_mirrored
+from lit_data.datasets.patch_source import cut_patch
 from lit_data.datasets.progressive import ProgressiveSize
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -81,8 +81,7 @@ def test_a_sample_is_a_patch_of_its_image_mirrored_where_that_ends() -> None:
 @pytest.mark.parametrize("shape", [(3, 1, 1), (3, 2, 5), (1, 40, 3)])
 def test_tiny_images_are_mirrored_as_often_as_need_be(shape: tuple[int, int, int]) -> None:
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    row = np.empty((shape[0], 30, 30), np.uint8)
-    cut_mirrored(image, (0, 0), row)
+    row = cut_patch(image, 0, 0, (30, 30))
     expected = np.pad(image, ((0, 0), (0, 30), (0, 30)), mode="reflect")[:, :30, :30]
     np.testing.assert_array_equal(row, expected)
 

@@ -148,7 +148,7 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     ("options", "message"),
     [
         ({"precision": "int8"}, "precision='int8' is unknown: choose one of fp32, bf16, fp16"),
-        ({"augment": "all"}, "augment='all' is unknown: choose one of None, flips, d4"),
+        ({"augment": "all"}, "augment='all' is unknown: choose one of null, flips, d4"),
         ({"activation": "tanh"}, "activation='tanh' is unknown"),
         ({"value_range": (1.0, 1.0)}, r"value_range=\[1.0, 1.0\] must be"),
     ],

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.errors import DataError
-from lit_data.io.problems import Problems, show_path
+from lit_data.errors import DataError, Problems, show_path
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from lit_data.inference.memory import measure_peak_bytes
 from lit_data.modules import Conditions, ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
 from lit_data.modules.gan_conditions import Use, draw_latents, make_grid, read_at
 from lit_data.modules.gan_rays import find_rays, sum_up
-from lit_data.modules.gan_step import spread
+from lit_data.modules.gan_step import split_evenly
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
@@ -189,7 +189,7 @@ def test_impossible_patches(size: int, scale: float) -> None:
 
 @pytest.mark.parametrize(("count", "size", "sizes"), [(8, 8, [8]), (8, 3, [3, 3, 2]), (7, 1, [1] * 7), (2, 5, [2])])
 def test_parts_are_as_equal_as_can_be(count: int, size: int, sizes: list[int]) -> None:
-    assert spread(count, size) == sizes
+    assert split_evenly(count, size) == sizes
 
 
 def _module() -> GANModule:

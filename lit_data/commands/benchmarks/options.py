@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.checks import check_choice
 from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.commands.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
@@ -104,8 +105,7 @@ class BenchmarkOptions:
 
     def __post_init__(self) -> None:
         """Check every range."""
-        if self.mode not in MODES:
-            raise ConfigError(f"benchmark.mode={self.mode!r} is unknown: choose one of {', '.join(MODES)}")
+        check_choice("benchmark.mode", self.mode, MODES)
         unknown = [method for method in self.methods if method not in METHODS]
         if unknown or not self.methods:
             raise ConfigError(f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}")

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from lit_data.errors import ConfigError
-from lit_data.io.problems import escape
+from lit_data.errors import ConfigError, escape
 from lit_data.io.remote.credentials import check_no_credentials
 
 WEB: Final = ("http", "https")

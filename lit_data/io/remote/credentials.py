@@ -8,8 +8,7 @@ import os
 import re
 from typing import Final
 
-from lit_data.errors import ConfigError
-from lit_data.io.problems import escape
+from lit_data.errors import ConfigError, escape
 
 WHERE_CREDENTIALS_BELONG: Final = (
     "credentials belong to the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and so on), ~/.aws, ~/.netrc or the "

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lit_data.errors import DataError, StoreError
-from lit_data.io.problems import SHOWN, Problems, show_path
+from lit_data.errors import SHOWN, DataError, Problems, StoreError, show_path
 from lit_data.io.remote.bar import BytesBar
 from lit_data.io.remote.connection import Connection, RemoteFile
 from lit_data.io.remote.faults import ACCESS_ADVICE, BrokenReadError, UnreachableError

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lit_data.io.store_writer import new_file, write_all
+from lit_data.files import replacing
+from lit_data.io.store_writer import write_all
 
 NAME: Final = ".manifest.jsonl"
 _FORMAT: Final = 1
@@ -89,13 +90,10 @@ class Manifest:
             self.entries.pop(name, None)
 
     def _write(self) -> None:
-        part = self._path.with_name(f"{NAME}.{os.getpid()}")
-        part.unlink(missing_ok=True)
         head = {"format": _FORMAT, "url": self._url, "complete": self.complete}
         lines = (_encode({"name": name, **asdict(entry)}) for name, entry in self.entries.items())
-        with new_file(part) as fd:
-            write_all(fd, memoryview(b"".join([_encode(head), *lines])))
-        part.replace(self._path)
+        with replacing(self._path) as file:
+            file.writelines([_encode(head), *lines])
 
     def _load(self) -> None:
         try:

@@ -18,9 +18,8 @@ from typing import Final
 
 from rich.filesize import decimal
 
-from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError
+from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError, show_path
 from lit_data.io.lock import build_lock
-from lit_data.io.problems import show_path
 from lit_data.io.remote.address import WEB, Address
 from lit_data.io.remote.bar import BytesBar
 from lit_data.io.remote.connection import Connection, RemoteFile, quiet_clients

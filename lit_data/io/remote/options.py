@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.io.remote.credentials import check_no_credentials
 
@@ -61,10 +62,7 @@ class RemoteOptions:
         for name in ("checksums", "anon"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"remote.{name}={value!r} is not allowed: true or false is")
-        if self.offline not in get_args(Offline):
-            raise ConfigError(
-                f"remote.offline={self.offline!r} is unknown: choose one of {', '.join(get_args(Offline))}"
-            )
+        check_choice("remote.offline", self.offline, get_args(Offline))
         check_no_credentials(self.endpoint_url, "remote.endpoint_url")
         if self.endpoint_url is not None and not self.endpoint_url.startswith(("http://", "https://")):
             raise ConfigError(f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://")

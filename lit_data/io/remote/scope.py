@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
+from lit_data.errors import Problems
 from lit_data.io.header import EXTENSIONS
-from lit_data.io.problems import Problems
 from lit_data.io.remote.address import Address
 from lit_data.io.walk import compile_patterns
 

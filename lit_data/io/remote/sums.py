@@ -3,8 +3,7 @@
 import re
 from typing import Final
 
-from lit_data.errors import DataError
-from lit_data.io.problems import escape
+from lit_data.errors import DataError, escape
 
 SUMS_NAME: Final = "SHA256SUMS"
 _LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")

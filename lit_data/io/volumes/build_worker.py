@@ -16,8 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from lit_data import errors
-from lit_data.errors import DataError, LitDataError, WorkerDiedError
-from lit_data.io.problems import show_path
+from lit_data.errors import DataError, LitDataError, WorkerDiedError, show_path
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource

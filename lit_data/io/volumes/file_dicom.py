@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import DataError
-from lit_data.io.problems import show_path
+from lit_data.errors import DataError, show_path
 from lit_data.io.source import check_regular, naming
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.medical import import_medical

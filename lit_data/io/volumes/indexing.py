@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.problems import show_path
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.volumes.labels import LabelCollector, join_labels, read_labels
 from lit_data.io.volumes.occupied import OccupiedFinder
 from lit_data.io.volumes.reading import check_same_shape

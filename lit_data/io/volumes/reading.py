@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_data.errors import DataError
-from lit_data.io.problems import show_path
+from lit_data.errors import DataError, show_path
 from lit_data.io.source import naming
 from lit_data.io.volumes.file_dicom import open_dicom
 from lit_data.io.volumes.file_nifti import open_nifti

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.problems import Problems, show_path
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.source import check_regular, nearest_existing
 from lit_data.io.volumes.file_dicom import group_series, is_dicom_name
 from lit_data.io.walk import describe_outside, is_inside

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.errors import ConfigError, DataError, Problems, StoreError, show_path
 from lit_data.io.lock import build_lock
 from lit_data.io.ordered import ordered_map
-from lit_data.io.problems import Problems, show_path
 from lit_data.io.progress import track
 from lit_data.io.store_writer import explain_errors
 from lit_data.io.survey import OnBad

@@ -26,10 +26,10 @@ from typing import Any, Final
 import numpy as np
 
 from lit_data.errors import DataError
+from lit_data.files import replacing
 from lit_data.io.npz import read_npz
 from lit_data.io.source import naming
-from lit_data.io.store_writer import explain_errors, sync_folder
-from lit_data.io.temp import temp_folder
+from lit_data.io.store_writer import explain_errors
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.sparse import LABEL_DTYPES, LabelIndex, SparseVolume, index_dtype
 from lit_data.io.volumes.volume import FileVolume, Triple
@@ -57,13 +57,8 @@ def write_npz(volume: SparseVolume, path: str | os.PathLike[str]) -> None:
         raise DataError(f"{path}: the name of a sparse archive ends in .npz")
     with explain_errors(path.parent, volume.nbytes):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temp_folder(path.parent) as temp:
-            with (temp / path.name).open("wb") as stream:
-                np.savez_compressed(stream, allow_pickle=False, **_list_arrays(volume))
-                stream.flush()
-                os.fsync(stream.fileno())
-            (temp / path.name).replace(path)
-            sync_folder(path.parent)
+        with replacing(path) as file:
+            np.savez_compressed(file, allow_pickle=False, **_list_arrays(volume))
 
 
 def read_sparse_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**30) -> SparseVolume:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from lit_data.errors import StoreError
-from lit_data.io.problems import show_path
+from lit_data.errors import StoreError, show_path
 from lit_data.io.survey import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.mapped import MappedFiles

@@ -8,9 +8,10 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from lit_data.files import sync_folder
 from lit_data.io.decoders import ImageSource
 from lit_data.io.store_sources import list_sources
-from lit_data.io.store_writer import explain_errors, keep_private, new_file, reserve, sync_folder, write_all
+from lit_data.io.store_writer import explain_errors, keep_private, new_file, reserve, write_all
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions, bring_to, is_whole, scan_slabs
 from lit_data.io.volumes.labels import LabelCollector

@@ -147,16 +147,6 @@ def check_range(name: str, bounds: Any, limits: Range = (0.0, math.inf)) -> tupl
     return pair[0], pair[1]
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is none of the choices.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if value not in choices:
-        raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
-
-
 def spread(draws: Floats, bounds: Range) -> Floats:
     """Uniform numbers in [0, 1) as numbers between bounds."""
     low, high = bounds

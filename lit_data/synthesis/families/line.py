@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, check_choice, spread
+from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread
 from lit_data.synthesis.outlines import band
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from functools import cached_property
 from numbers import Real
 from typing import Any, Final, Literal, get_args
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.rng import check_seed
-from lit_data.synthesis.families.base import Range, check_choice, check_range
+from lit_data.synthesis.families.base import Range, check_range
 from lit_data.synthesis.watermarks.texts import draw_texts
 
 MarkMask = Literal["alpha", "binary"]

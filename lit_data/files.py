@@ -1,0 +1,82 @@
+"""Files that are there as a whole or as they were before, whatever happens while they are written."""
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from lit_data.errors import StoreError, show_path
+
+PART: Final = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
+"""Names of files that are being written; of an interrupted run they are left over."""
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` at the end, or leaves nothing behind if an error comes.
+
+    Args:
+        path: Of the file; its folder exists. No link is followed there.
+        sync: Bring the file and its name to the disk, so that it outlasts a machine that stops. Without, a program that
+            is killed does no harm either, and thousands of small files are written faster.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with replacing_by_path(path) as part, part.open("xb") as file:
+        yield file
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    if sync:
+        sync_folder(path.parent)
+
+
+@contextmanager
+def replacing_by_path(path: Path) -> Iterator[Path]:
+    """As `replacing`, for what writes to a path itself and brings it to the disk if that matters."""
+    part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):  # it has its name; or there is worse to tell
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """Turn an error of the file system into one that says which result could not be written.
+
+    Raises:
+        StoreError: There was one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {show_path(path)}: {error.strerror}. Free the folder or set paths.runs."
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; bytes of names that are not UTF-8 come out as they were.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    with explaining(path), replacing(path) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk; mounts that cannot do so are left as they are."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)

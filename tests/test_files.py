@@ -1,0 +1,56 @@
+"""Files are there as a whole or as they were before."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_data.checks import check_choice, check_count, check_share
+from lit_data.errors import ConfigError, StoreError
+from lit_data.files import PART, replacing, replacing_by_path, write_text
+
+
+def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    with replacing(path) as file:
+        file.write(b"now")
+        assert path.read_text() == "before"
+        (part,) = [name for name in tmp_path.iterdir() if name != path]
+        assert PART.fullmatch(part.name)
+    assert path.read_text() == "now"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("way", [replacing, replacing_by_path])
+def test_an_error_leaves_what_was_there(tmp_path: Path, way: type) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    with pytest.raises(RuntimeError, match="stop"), way(path) as target:
+        if isinstance(target, Path):
+            target.write_text("half")
+        raise RuntimeError("stop")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot write .*none/a.txt: No such file or directory. Free the folder"):
+        write_text(tmp_path / "none" / "a.txt", "text")
+
+
+def test_bytes_of_names_come_out_as_they_were(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", b"caf\xe9\n".decode("utf-8", "surrogateescape"))
+    assert (tmp_path / "a.txt").read_bytes() == b"caf\xe9\n"
+
+
+def test_checks_say_what_is_allowed() -> None:
+    check_choice("edges", "pad", ("cover", "pad"))
+    check_choice("finish", None, (None, True))
+    check_count("size", 1, 1)
+    check_share("part", 1.0)
+    with pytest.raises(ConfigError, match=r"finish=1 is unknown: choose one of null, True"):
+        check_choice("finish", 1, (None, True))
+    with pytest.raises(ConfigError, match=r"size=True is not usable: choose a whole number of at least 0"):
+        check_count("size", True, 0)
+    with pytest.raises(ConfigError, match=r"part=0 is a share: give a number above 0 and up to 1"):
+        check_share("part", 0)

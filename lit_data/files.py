@@ -1,12 +1,15 @@
 """Files that are there as a whole or as they were before, whatever happens while they are written."""
 
+import csv
+import io
+import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from lit_data.errors import StoreError, show_path
 
@@ -80,3 +83,30 @@ def sync_folder(folder: Path) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV, whole or not at all; of each row only the columns.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
+    write_text(path, text.getvalue())
+
+
+def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -720,7 +720,7 @@ def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
     tmp_path: Path, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def draw(cfg: DictConfig) -> dict[str, float | int | str]:
-        from lit_data.commands.figures import new_axes, save_figure
+        from lit_data.tasks.figures import new_axes, save_figure
 
         figure, _ = new_axes(1, 1, 1.0)
         folder = Path(cfg.paths.run) / "pictures"

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 
-from lit_data.commands.predict_journal import FINGERPRINT, JOURNAL, Entry, Journal
 from lit_data.commands.report import write_report
 from lit_data.datasets.gan_table import LAYOUT_FILE, read_layout
 from lit_data.datasets.labels_coco import load_coco, read_coco_labels
@@ -26,6 +25,7 @@ from lit_data.io.remote.web_index import read_index
 from lit_data.io.store_header import HEADER_NAME
 from lit_data.io.store_index import INDEX_NAME
 from lit_data.io.volumes import index_volume, open_volume, wrap_array, write_npz
+from lit_data.tasks.writer import FINGERPRINT, JOURNAL, Entry, Journal
 from tests.commands.reports.folders import make_run
 
 MUTANTS = 250

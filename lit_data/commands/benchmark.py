@@ -13,12 +13,12 @@ from lit_data.commands.benchmarks.ct import run_ct
 from lit_data.commands.benchmarks.gan import run_gan
 from lit_data.commands.benchmarks.gpu import run_gpu
 from lit_data.commands.benchmarks.headroom import run_headroom
-from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.mosaic import run_mosaic
 from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
 from lit_data.commands.benchmarks.overhead import run_overhead
 from lit_data.commands.benchmarks.predict import run_predict
 from lit_data.commands.benchmarks.synthesis import run_synthesis
+from lit_data.commands.machine import describe_machine, print_machine
 
 log = logging.getLogger(__name__)
 

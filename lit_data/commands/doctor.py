@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.diagnosis.device import check_devices
 from lit_data.commands.diagnosis.disk import check_disks
 from lit_data.commands.diagnosis.environment import check_environment
 from lit_data.commands.diagnosis.finding import LEVELS, Finding
 from lit_data.commands.diagnosis.machine import check_machine
 from lit_data.commands.diagnosis.packages import check_packages
-from lit_data.commands.result import write_json
+from lit_data.commands.machine import describe_machine, print_machine
 from lit_data.commands.targets import instantiate
+from lit_data.files import write_json
 from lit_data.loading import LoaderOptions
 from lit_data.loading.machine import count_cores
 

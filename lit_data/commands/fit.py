@@ -12,11 +12,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
-from lit_data.commands.benchmarks.machine import describe_machine
 from lit_data.commands.checkpoints import find_start, load_weights, restoring
 from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.machine import describe_machine
 from lit_data.commands.pictures import draw_predictions, draw_samples
-from lit_data.commands.result import join_scores, write_json
+from lit_data.commands.result import join_scores
 from lit_data.commands.run_report import warning_after
 from lit_data.commands.session import (
     build_any_datamodule,
@@ -28,6 +28,7 @@ from lit_data.commands.session import (
 )
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, LitDataError
+from lit_data.files import write_json
 from lit_data.types import Stage
 
 log = logging.getLogger(__name__)

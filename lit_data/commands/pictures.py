@@ -7,9 +7,9 @@ from typing import cast
 import lightning as L
 import numpy as np
 
-from lit_data.commands.answers import AskedModule
-from lit_data.commands.views import open_view
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.tasks import find_task
+from lit_data.tasks.answers import AskedModule
 from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,10 @@ def draw_samples(
     Returns:
         A planned batch on the host, and which of its samples are shown.
     """
-    view = open_view(datamodule)
-    planned, batch = _read_samples(datamodule, stage, epoch, view.candidates)
+    task = find_task(datamodule)
+    planned, batch = _read_samples(datamodule, stage, epoch, task.candidates)
     title = f"{stage} samples, epoch {epoch}"
-    return planned, view.draw_samples(planned, batch, path, title, stage=stage, count=count)
+    return planned, task.draw_samples(planned, batch, path, title, stage=stage, count=count)
 
 
 def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8) -> None:
@@ -45,16 +45,16 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
         path: The PNG to write.
         count: Samples in the picture.
     """
-    view = open_view(datamodule)
-    if not view.can_draw(model):
-        log.info("no predictions.png: %s has no %s", type(model).__name__, view.method)
+    task = find_task(datamodule)
+    if not task.can_draw(model):
+        log.info("no predictions.png: %s has no %s", type(model).__name__, task.method)
         return
     stages: tuple[Stage, ...] = ("test", "val", "train")
     stage = next(stage for stage in stages if len(datamodule.dataset(stage)))
-    _, batch = _read_samples(datamodule, stage, 0, view.candidates)
+    _, batch = _read_samples(datamodule, stage, 0, task.candidates)
     asked = cast(L.LightningModule, AskedModule(model, datamodule))
-    if not view.draw_predictions(asked, batch, path, f"predictions on {stage} samples", count=count):
-        log.info("no predictions.png: %s of %s returns no %s", view.method, type(model).__name__, view.predicts)
+    if not task.draw_predictions(asked, batch, path, f"predictions on {stage} samples", count=count):
+        log.info("no predictions.png: %s of %s returns no %s", task.method, type(model).__name__, task.predicts)
 
 
 def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int, most: int) -> tuple[Batch, Batch]:

@@ -2,40 +2,34 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
-from lit_data.commands.predict_journal import FINGERPRINT
-from lit_data.commands.predict_options import PredictOptions, PredictRun, read_options
+from lit_data.commands.locate import resolve_target
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
-from lit_data.commands.views import open_view
+from lit_data.commands.targets import allowed_names, trusted_names
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, Problems
+from lit_data.tasks import find_task
+from lit_data.tasks.base import find_task_of
+from lit_data.tasks.options import PredictOptions, PredictRun, read_options
+from lit_data.tasks.writer import FINGERPRINT
 
 log = logging.getLogger(__name__)
-
-_NEUTRAL: Final = (
-    *("backend", "batch_format", "cache", "cache_bytes", "cache_dir", "loader", "on_bad"),
-    *("edges", "mask_splits", "patch_px", "patterns", "progressive", "samples_per_image", "split_seed", "splits"),
-    "stride_px",
-)
-"""Options of data that do not change what is said of a whole image."""
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Predict everything below the root.
 
-    What is written depends on the data: see `MapFiles` for stripes, `MarkFiles` for watermarks, `BoxWriter` for images
-    with boxes, `VolumeWriter` for volumes and `generate` for generated images, which need the data for its sides alone.
-    The first two work on whole images, tile by tile, and go on where they were interrupted with
-    ``predict.resume=true predict.folder=FOLDER``: images of which all files are there are left as they are, if weights
+    What is written depends on the data, see `lit_data.tasks`. A run goes on where it was interrupted with
+    ``predict.resume=true predict.folder=FOLDER``: inputs of which all files are there are left as they are, if weights
     and options are those of the run before; if not, the differences are named.
 
     Bad inputs are left out, listed at the end and in ``bad.csv``, and do not stop the rest. As they have no prediction,
@@ -58,10 +52,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     _warn_of_nothing_to_resume(folder, options)
     place = PredictRun(
         folder=folder,
-        identity=_identify(cfg, checkpoint),
+        identity=_identify(cfg, checkpoint, find_task(datamodule).neutral_data),
         make_trainer=lambda callbacks: _build_trainer_of_one(cfg, callbacks=list(callbacks), logger=False),
     )
-    metrics, bad = open_view(datamodule).predict(model, place, options)
+    metrics, bad = find_task(datamodule).predict(model, place, options)
     if bad:
         raise PartlyDoneError(_describe_bad(bad, folder), metrics)
     return metrics
@@ -81,8 +75,10 @@ def _open_data(cfg: DictConfig, options: PredictOptions) -> BaseDataModule:
 
     A store knows by which rule it was built, so that of ``fit`` is asked first: without bad inputs it serves here too.
     """
-    if {"splits", "mask_splits"} <= cfg.data.keys():
-        cfg.data.splits, cfg.data.mask_splits = {"train": 1.0}, []
+    kind = resolve_target(cfg.data._target_, "data", allowed_names(), trusted_names())
+    for name, value in find_task_of(kind).predict_data.items():
+        if name in cfg.data:
+            cfg.data[name] = value
     knows = "on_bad" in cfg.data  # a datamodule of the user's own may have no such choice
     if knows and options.on_bad == "error":
         cfg.data.on_bad = "error"
@@ -104,11 +100,11 @@ def _warn_of_nothing_to_resume(folder: Path, options: PredictOptions) -> None:
         )
 
 
-def _identify(cfg: DictConfig, checkpoint: Path) -> dict[str, Any]:
+def _identify(cfg: DictConfig, checkpoint: Path, neutral: Collection[str]) -> dict[str, Any]:
     """What decides the predictions beside the options, as plain data."""
     with checkpoint.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    data = {name: value for name, value in _to_plain(cfg.data).items() if name not in _NEUTRAL}
+    data = {name: value for name, value in _to_plain(cfg.data).items() if name not in neutral}
     seed = OmegaConf.select(cfg, "data.loader.seed")  # of the nuisance of layout `single`
     return {"checkpoint_sha256": digest, "model": _to_plain(cfg.model), "data": data, "seed": seed}
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_data.commands.figures import TRUE_COLOUR, circle_mask, open_figure, save_figure, show_images, show_mask
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.tasks.figures import open_figure, save_figure, show_images, show_mask
 from lit_data.types import Batch, Stage
 
 _SIDE_PX = 64
@@ -49,45 +49,6 @@ def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, sta
             cells[2 * place + 1].set_xlabel(f"{int(family.mask[number].sum())} px", fontsize=8)
     save_figure(figure, path, f"families of defects on {stage} patches", ())
     return len(families)
-
-
-def draw_augmented(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 6) -> int:
-    """Draw samples before and after augmentation, with the masks that move along.
-
-    Args:
-        datamodule: A prepared and opened datamodule.
-        planned: A planned batch of it, as `draw_samples` returns.
-        path: The PNG to write; where the stage has no augmentation nothing is drawn.
-        stage: Whose samples.
-        count: Rows of the picture.
-
-    Returns:
-        Samples drawn.
-    """
-    before = datamodule.inspect(stage).draw(planned)
-    if before is None:
-        return 0
-    after = datamodule.finish_batch(planned, stage)
-    rows = _choose_rows(before.get("mask"), len(after["image"]), count)
-    figure, axes = open_figure(len(rows), ("before", "reference 1", "after", "reference 1", "mask after"))
-    for cells, row in zip(axes, rows, strict=True):
-        for place, batch in ((0, before), (2, after)):
-            show_images(cells[place : place + 2], batch["image"][row])
-            if "mask" in batch:
-                circle_mask(cells[place], batch["mask"][row, 0], TRUE_COLOUR)
-        if "mask" in after:
-            show_mask(cells[4], after["mask"][row, 0])
-    title = f"{stage} samples before and after augmentation, epoch {int(planned['epoch'][0])}"
-    save_figure(figure, path, title, ("true defect",))
-    return len(rows)
-
-
-def _choose_rows(masks: Tensor | None, length: int, count: int) -> list[int]:
-    """Samples with defects first."""
-    if masks is None:
-        return list(range(min(length, count)))
-    marked = masks.flatten(1).sum(1).numpy()
-    return [int(row) for row in np.argsort(-marked, kind="stable")[:count]]
 
 
 def _window_around(centre: Tensor, shape_px: Sequence[int]) -> tuple[slice, slice]:

@@ -1,17 +1,14 @@
 """What a command measured: summary.json for scripts, and tables."""
 
-import csv
-import io
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
 from lit_data.errors import DataError
-from lit_data.files import write_text
+from lit_data.files import write_json
 
 KEYS = (
     "command",
@@ -102,33 +99,6 @@ def join_scores(metrics: Mapping[str, Value], scores: Mapping[str, Value], stage
     """
     taken = {*metrics, *KEYS}
     return {**metrics, **{f"{stage}/{key}" if key in taken else key: value for key, value in scores.items()}}
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a small JSON file, whole or not at all.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV, whole or not at all; of each row only the columns.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=columns, extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
-    write_text(path, text.getvalue())
-
-
-def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _make_plain(value: Value) -> str | int | float | None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from lit_data.commands.launcher import is_first_rank
-from lit_data.commands.result import PartlyDoneError, write_json
+from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.sweep_process import describe_failure
+from lit_data.files import write_json
 
 log = logging.getLogger(__name__)
 

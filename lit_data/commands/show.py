@@ -8,9 +8,9 @@ from omegaconf import DictConfig
 
 from lit_data.commands.pictures import draw_samples
 from lit_data.commands.previews import draw_families
-from lit_data.commands.result import write_table
 from lit_data.commands.session import build_datamodule
-from lit_data.commands.views import open_view
+from lit_data.files import write_table
+from lit_data.tasks import find_task
 
 log = logging.getLogger(__name__)
 
@@ -36,5 +36,5 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         write_table(path, list(rows[0]), rows)
         log.info("plan: %s", path)
     families = draw_families(datamodule, batch, folder / "families.png", stage=stage, count=cfg.show.examples)
-    open_view(datamodule).draw_augmented(batch, shown, folder / "augment.png", stage=stage)
+    find_task(datamodule).draw_augmented(batch, shown, folder / "augment.png", stage=stage)
     return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}

@@ -11,9 +11,9 @@ from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from lit_data.commands.result import write_json
 from lit_data.commands.sweep_options import SweepOptions, split_overrides
 from lit_data.errors import ConfigError, DataError
+from lit_data.files import write_json
 
 _BASIC = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
 # What may change from one start to the next: how and where jobs run, and what is said about them.

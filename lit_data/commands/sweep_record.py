@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lit_data.commands.result import KEYS, write_json
+from lit_data.commands.result import KEYS
 from lit_data.commands.tree import walk_leaves
 from lit_data.errors import ConfigError
+from lit_data.files import write_json
 
 Status = Literal["running", "done", "failed", "out of memory", "killed", "interrupted", "not run"]
 

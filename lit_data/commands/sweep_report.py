@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_data.commands.result import KEYS, plain_cell, write_json
+from lit_data.commands.result import KEYS
 from lit_data.commands.run_report import add_report
 from lit_data.commands.sweep_job import Sweep
 from lit_data.commands.sweep_options import (
@@ -29,7 +29,7 @@ from lit_data.commands.sweep_options import (
 from lit_data.commands.sweep_plan import Plan
 from lit_data.commands.sweep_record import JobRecord, read_record, read_summary
 from lit_data.errors import WorkerDiedError
-from lit_data.files import write_text
+from lit_data.files import plain_cell, write_json, write_text
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from lit_data.datasets import StripeDataset
 from lit_data.datasets.drawn import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.loading.clock import read_clock
+from lit_data.loading.device_timer import read_clock
 from lit_data.loading.machine import count_cores
 from lit_data.synthesis import render, sample_plan
 from lit_data.types import Array

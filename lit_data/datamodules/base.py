@@ -2,7 +2,8 @@
 
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -20,6 +21,7 @@ from lit_data.datamodules.packages import check_package
 from lit_data.datamodules.ranks import check_ranks_agree
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.samples import ChosenRows
 from lit_data.loading.transfer import StagedBatch, finish_transfer
 from lit_data.types import Batch, RowWriter, Stage
 
@@ -65,6 +67,7 @@ class BaseDataModule(L.LightningDataModule):
         self._datasets: dict[Stage, RowWriter] = {}
         self._loaders: dict[Stage, MicroBatchLoader] = {}
         self._resumed: dict[str, Any] | None = None
+        self._wanted: Sequence[int] | None = None
 
     @property
     def trainer(self) -> L.Trainer | None:
@@ -140,9 +143,26 @@ class BaseDataModule(L.LightningDataModule):
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader over one stage: shuffled for training, each sample once and in order otherwise."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return MicroBatchLoader(
-            self.dataset(stage), self.loader, shuffle=stage == "train", rank=rank, world_size=world_size
-        )
+        dataset = self.dataset(stage)
+        if stage == "predict" and self._wanted is not None:
+            dataset = ChosenRows(dataset, self._wanted)
+        return MicroBatchLoader(dataset, self.loader, shuffle=stage == "train", rank=rank, world_size=world_size)
+
+    @contextmanager
+    def predicting(self, samples: Sequence[int], batch_size: int | None = None) -> Iterator[None]:
+        """Let the predict stage give some of its samples only, in this order.
+
+        Args:
+            samples: Their numbers.
+            batch_size: In the place of that of the loader.
+        """
+        before = self.loader, self._wanted
+        self.loader = self.loader if batch_size is None else replace(self.loader, batch_size=batch_size)
+        self._wanted = samples
+        try:
+            yield
+        finally:
+            self.loader, self._wanted = before
 
     def transform(self, batch: Batch, stage: Stage) -> Batch:
         """Plan and finish a batch where it is, for use without a Trainer."""

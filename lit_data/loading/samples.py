@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading.generators import are_equal, put_states, seed_generators, take_states
 from lit_data.rng import Stream, random_words
-from lit_data.types import Array, Batch, FieldSpec
+from lit_data.types import Array, Batch, FieldSpec, RowWriter
 
 _VIEWED_AS: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 """Dtypes that NumPy lacks travel as integers of their size."""
@@ -32,6 +32,43 @@ class MapStyle(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Value: ...
+
+
+class ChosenRows:
+    """Some samples of a dataset that writes rows.
+
+    Args:
+        dataset: All samples.
+        numbers: Those that are wanted, in their order.
+    """
+
+    def __init__(self, dataset: RowWriter, numbers: Sequence[int]) -> None:
+        self._dataset, self._numbers = dataset, np.asarray(numbers, np.int64)
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Those of the dataset."""
+        return self._dataset.fields
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def write_into(
+        self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
+    ) -> Mapping[str, list[Any]] | None:
+        """See `RowWriter`."""
+        return self._dataset.write_into(rows, self._numbers[indices], epoch)
+
+    def describe_sample(self, index: int) -> str:
+        """What the dataset says of a sample, if it says anything."""
+        describe: Callable[[int], str] | None = getattr(self._dataset, "describe_sample", None)
+        return describe(int(self._numbers[index])) if describe else ""
+
+    def check_sources(self) -> None:
+        """Let the dataset look after its files, if it does."""
+        check: Callable[[], None] | None = getattr(self._dataset, "check_sources", None)
+        if check:
+            check()
 
 
 class Leaf(NamedTuple):

@@ -15,13 +15,13 @@ from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, Mi
 from lit_data.commands.benchmarks.gpu import _answer, format_table
 from lit_data.commands.benchmarks.headroom import StepClock
 from lit_data.commands.benchmarks.lines import write_lines
-from lit_data.commands.benchmarks.machine import describe_machine, print_machine
 from lit_data.commands.benchmarks.measure import Lap, Limits, Result, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
 from lit_data.commands.benchmarks.recommend import Recommendation, apply, recommend
 from lit_data.commands.benchmarks.rows import Row, list_rows
 from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, find_best, print_table, tabulate
 from lit_data.commands.compose import compose
+from lit_data.commands.machine import describe_machine, print_machine
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.types import Batch
 
@@ -332,7 +332,7 @@ def test_the_machine_is_described() -> None:
 
 def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([10.0, 20.0, 24.0])
-    monkeypatch.setattr("lit_data.loading.clock.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("lit_data.loading.device_timer.time.perf_counter", lambda: next(ticks))
 
     class Trainer:
         global_step, max_steps = 0, 4

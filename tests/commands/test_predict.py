@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lit_data.cli import main
-from lit_data.commands import watermark_predict
 from lit_data.modules import SegmentationModule, UNet
+from lit_data.tasks import watermarks as watermark_predict
 
 WORDS = ["predict", "experiment=watermark", "trainer=cpu", "model.net.width=2", "model.net.depth=1"]
 QUICK = ["trainer.enable_progress_bar=false", "predict.tile_px=64", "predict.readers=1"]

@@ -18,7 +18,7 @@ from lit_data.callbacks.wrapping import wrap
 from lit_data.commands.benchmarks.gan_ways import Way
 from lit_data.inference.memory import measure_peak_bytes
 from lit_data.inference.quiet import without_noise
-from lit_data.loading.clock import read_clock
+from lit_data.loading.device_timer import read_clock
 from lit_data.modules import GANModule
 from lit_data.types import Batch
 

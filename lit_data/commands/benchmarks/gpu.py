@@ -17,13 +17,13 @@ from lit_data.commands.benchmarks.gan_meter import Bench
 from lit_data.commands.benchmarks.gan_ways import list_ways
 from lit_data.commands.benchmarks.headroom import time_training
 from lit_data.commands.benchmarks.lines import write_lines
-from lit_data.commands.benchmarks.machine import describe_machine
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.turns import time_in_turn
+from lit_data.commands.machine import describe_machine
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
+from lit_data.loading.device_timer import time_in_turn
 from lit_data.modules import GANModule
 from lit_data.types import Batch
 

@@ -16,7 +16,7 @@ from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.session import build_datamodule, build_model, build_trainer
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
-from lit_data.loading.clock import read_clock
+from lit_data.loading.device_timer import read_clock
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

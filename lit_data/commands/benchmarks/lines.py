@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from lit_data.commands.result import write_table
+from lit_data.files import write_table
 
 _WIDTH: Final = 150
 

@@ -17,7 +17,7 @@ from lit_data.commands.benchmarks.feeds import Lane, open_feed
 from lit_data.commands.benchmarks.rows import Row
 from lit_data.errors import DataError, LitDataError
 from lit_data.io.progress import track
-from lit_data.loading.clock import read_clock
+from lit_data.loading.device_timer import read_clock
 from lit_data.types import Batch
 
 log = logging.getLogger(__name__)

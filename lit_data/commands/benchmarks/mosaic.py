@@ -14,7 +14,7 @@ from rich.table import Table
 from lit_data.commands.benchmarks.lines import show_table, write_lines
 from lit_data.commands.benchmarks.mosaic_ways import list_ways, open_feeds, read_spec, time_finish, train_and_wait
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.turns import one_thread, time_in_turn
+from lit_data.loading.device_timer import one_thread, time_in_turn
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 
 from lit_data.callbacks import DataWaitMonitor
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.turns import Work, time_in_turn
 from lit_data.commands.session import build_datamodule, build_model, build_trainer
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datasets.detection_baselines import (
@@ -23,6 +22,7 @@ from lit_data.datasets.detection_baselines import (
     read_fitting,
 )
 from lit_data.errors import ConfigError
+from lit_data.loading.device_timer import Call, time_in_turn
 from lit_data.loading.transfer import StagedBatch, finish_transfer
 from lit_data.mosaic import MosaicSpec
 from lit_data.types import Batch
@@ -81,7 +81,7 @@ def open_feed(cfg: DictConfig, place: str, batches: int, *, batch_size: int, mic
     return Feed(datamodule, _read(datamodule))
 
 
-def list_ways(feeds: Mapping[str, Feed], spec: MosaicSpec) -> dict[str, Work]:
+def list_ways(feeds: Mapping[str, Feed], spec: MosaicSpec) -> dict[str, Call]:
     """For each way of `LABELS` the work of a batch.
 
     Args:

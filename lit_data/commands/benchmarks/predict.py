@@ -17,10 +17,10 @@ from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.predict_images import write_images
 from lit_data.commands.benchmarks.predict_nets import find_weights
 from lit_data.commands.benchmarks.predict_ways import NAMES, Way, list_ways
-from lit_data.commands.benchmarks.turns import time_in_turn
 from lit_data.commands.session import build_datamodule
 from lit_data.inference.quantise_accuracy import Agreement, compare_values
 from lit_data.io.progress import track
+from lit_data.loading.device_timer import time_in_turn
 
 log = logging.getLogger(__name__)
 

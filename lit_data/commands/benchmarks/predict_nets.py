@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
-from lit_data.commands.predict_net import ProbabilityNet
 from lit_data.commands.session import build_model, build_trainer
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.tasks.nets import ProbabilityNet
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from lit_data.augment import Compiled
 from lit_data.commands.benchmarks.lines import show_table, write_lines
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.turns import Work, one_thread, time_in_turn
 from lit_data.commands.benchmarks.ways import Scene, draw_in_turn, open_scene, place_alone, take_alone, to_unit, widen
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datasets.stripe_drawing import draw_everywhere, draw_in_windows
+from lit_data.loading.device_timer import Call, one_thread, time_in_turn
 from lit_data.synthesis import DefectPlan, render
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _compare_ways(scene: Scene, options: BenchmarkOptions, device: torch.device)
     ]
 
 
-def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[dict[str, Work], dict[str, int]]:
+def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[dict[str, Call], dict[str, int]]:
     """For each way what it does, and how many defects that draws.
 
     Pixels are drawn on again and again: what it costs does not depend on what they show.
@@ -118,7 +118,7 @@ def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[di
     numbers = sorted({len(plan) * step // _ALONE for step in range(_ALONE)})
     whole = [alone._replace(row=0) for alone in take_alone(widen(plan, scene.size_px), numbers)]
     local, on_host, values = take_alone(plan, numbers), plan.to("cpu"), scene.values
-    works: dict[str, Work] = {
+    works: dict[str, Call] = {
         "original": lambda: draw_in_turn(scene.image, scene.image_mask, whole, values),
         "local": lambda: draw_in_turn(scene.patches, scene.masks, local, values),
         "batched": lambda: render(scene.patches, on_host, values),
@@ -137,7 +137,7 @@ def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[di
 def _time_finish(scene: Scene, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
     """Milliseconds of a planned batch until the model sees it, and why not where that is not known."""
     batch = {key: value.to(device) for key, value in scene.batch.items()}
-    works: dict[str, Work] = {"finish": lambda: scene.transformation.finish(batch, "train")}
+    works: dict[str, Call] = {"finish": lambda: scene.transformation.finish(batch, "train")}
     found: dict[str, Any] = {}
     try:
         if options.compile:

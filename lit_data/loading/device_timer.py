@@ -1,0 +1,52 @@
+"""A clock that waits for the device, and measurements by it."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+
+import torch
+
+from lit_data.io.progress import track
+
+
+def read_clock(device: torch.device) -> float:
+    """Seconds, as `time.perf_counter`, once a device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+Call = Callable[[], object]
+
+
+def time_in_turn(works: Mapping[str, Call], repeats: int, device: torch.device) -> dict[str, float]:
+    """Median seconds of each work, done in turn with the others, after once for warming up.
+
+    Args:
+        works: What to do.
+        repeats: How often.
+        device: What must have ended when a work has.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    rounds = [*works.items()] * (repeats + 1)
+    for name, work in track(rounds, "measuring", len(rounds)):
+        began_s = read_clock(device)
+        work()
+        seconds[name].append(read_clock(device) - began_s)
+    return {name: median(times[1:]) for name, times in seconds.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one core, as workers do; several would wait for each other where other programs run."""
+    import cv2
+
+    threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        cv2.setNumThreads(opencv_threads)

@@ -1,0 +1,121 @@
+"""``predict`` batch by batch with a Trainer, for what is not cut into tiles."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from typing_extensions import override
+
+from lit_data.batch_form import count_samples, slice_batch
+from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.callbacks.adaptive.pieces import merge_outputs, spread
+from lit_data.callbacks.wrapping import wrap
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError
+from lit_data.inference.lanes import Lanes
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.writer import PredictionWriter, Work
+
+
+def predict_batches(
+    datamodule: BaseDataModule,
+    model: L.LightningModule,
+    writer: PredictionWriter,
+    run: PredictRun,
+    options: PredictOptions,
+) -> Predicted:
+    """Predict all inputs that are not done yet; a batch that does not fit into memory is cut into pieces.
+
+    Args:
+        datamodule: Its predict stage has one sample for each input of the writer.
+        model: With its weights.
+        writer: Reads and writes what `predict_step` returns.
+        run: Where.
+        options: How: `batch_size` in the place of that of the loader, `min_batch_size`, `max_batch_size`, `lanes`.
+
+    Raises:
+        ConfigError: The model returns something else.
+        BatchMemoryError: `min_batch_size` samples do not fit into memory.
+        StoreError: Files cannot be written.
+    """
+    work = Work(writer, run, options, range(len(writer.names)))
+    if work.waiting:
+        adaptive = AdaptiveBatchSize(min_size=options.min_batch_size, max_size=options.max_batch_size)
+        trainer = run.make_trainer([_Writes(work), _InLanes(options.lanes or 1, datamodule), adaptive])
+        with datamodule.predicting(work.waiting, options.batch_size):
+            trainer.predict(model, datamodule=datamodule, return_predictions=False)
+    return work.finish()
+
+
+class _Writes(L.Callback):
+    """Hands each sample's answer to a writer."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._seen, self._before_s = work, 0, time.perf_counter()
+
+    @override
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        answers = self._work.writer.read(outputs, batch)
+        if answers is None:
+            raise ConfigError(
+                f"predict_step of {type(pl_module).__name__} must return {self._work.writer.expects}; it returned a "
+                f"{type(outputs).__name__}"
+            )
+        samples = count_samples(batch)
+        if samples is not None and len(answers) != samples:
+            raise ConfigError(
+                f"predict_step of {type(pl_module).__name__} returned {len(answers)} answers for {samples} samples"
+            )
+        for answer in answers:
+            self._work.write(self._work.waiting[self._seen], answer, (now_s := time.perf_counter()) - self._before_s)
+            self._seen, self._before_s = self._seen + 1, now_s
+
+
+class _InLanes(L.Callback):
+    """Runs `predict_step` on pieces of a batch side by side, see `lit_data.inference.lanes`."""
+
+    def __init__(self, count: int, datamodule: BaseDataModule) -> None:
+        self._count, self._datamodule, self._open = count, datamodule, ExitStack()
+
+    @override
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._count > 1:
+            lanes = Lanes(self._count)
+            self._open.callback(lanes.close)
+            self._open.callback(wrap(trainer.strategy, "predict_step", lambda *args: self._step(lanes, *args)))
+
+    @override
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._open.close()
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._open.close()
+
+    def _step(self, lanes: Lanes, call: Callable[..., Any], batch: Any, *args: Any) -> Any:  # noqa: ANN401
+        samples = count_samples(batch)
+        if not samples or samples < 2:
+            return call(batch, *args)
+        pieces = spread(samples, -(-samples // min(lanes.count, samples)))
+        cut = getattr(self._datamodule, "slice_batch", None) or partial(slice_batch, samples=samples)
+        parts = [cut(batch, start, stop) for start, stop in pieces]
+        asked = [lanes.submit(partial(_without_gradient, call, part, *args)) for part in parts]
+        return merge_outputs([answer.result() for answer in asked], [stop - start for start, stop in pieces])
+
+
+def _without_gradient(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any step
+    """Each thread has to be told anew."""
+    with torch.inference_mode():
+        return call(*args)

@@ -1,0 +1,351 @@
+"""Maps of pixels: patches with their masks and defects circled, and a probability map of every image."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.stripes import StripeDataModule
+from lit_data.errors import ConfigError
+from lit_data.files import write_table
+from lit_data.inference import Defect, find_defects
+from lit_data.io.image_files import write_png_parts
+from lit_data.io.readers import read_image
+from lit_data.synthesis.values import ValueRange
+from lit_data.tasks.answers import ask_step, read_probability
+from lit_data.tasks.base import Task, register
+from lit_data.tasks.figures import (
+    CELL_INCHES,
+    DISTRACTOR_COLOUR,
+    TRUE_COLOUR,
+    circle,
+    circle_mask,
+    new_axes,
+    open_figure,
+    save_figure,
+    show_images,
+    show_mask,
+)
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.tiles import ImageWriter, predict_images
+from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
+from lit_data.tasks.writer import Entry, Written
+from lit_data.types import Array, Batch, Stage
+
+log = logging.getLogger(__name__)
+
+
+_NAME: Final = 24  # characters of a file's name
+_SHOWN: Final = 6
+COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
+
+
+@register(BaseDataModule)
+class PatchTask(Task[BaseDataModule]):
+    """Images with masks; the task of what has no other."""
+
+    predicts = "dict with `probability`"
+
+    @override
+    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+        return draw_patch_predictions(self.datamodule, model, batch, path, title, count=count)
+
+    @override
+    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+        draw_augmented(self.datamodule, planned, path, stage=stage, count=len(shown))
+
+
+@register(StripeDataModule)
+class StripeTask(PatchTask):
+    """Target, references and mask, with defects circled; predictions are maps and tables of defects."""
+
+    neutral_data = (*PatchTask.neutral_data, "backend", "edges", "patch_px", "stride_px")
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
+    unused = ("clean", "count")
+
+    datamodule: StripeDataModule
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        return draw_patch_samples(self.datamodule, planned, batch, path, title, stage=stage, count=count)
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> "MapWriter":
+        options.refuse("maps of defects", *self.unused)
+        if self.datamodule.source_files.layout == "single":
+            log.warning(
+                "layout=single: target and references are one image, so what is really in it is in all three and not "
+                "found; the maps show false alarms only"
+            )
+        return MapWriter(open_stripe_images(self.datamodule), run.folder, options)
+
+    @override
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        return predict_images(self.datamodule, model, self.writer(run, options), run, options)
+
+
+def draw_patch_samples(
+    datamodule: BaseDataModule, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+) -> list[int]:
+    """Draw samples as the model sees them: target, references and mask, true defects and distractors circled.
+
+    Those with true defects come first, then those with distractors.
+
+    Args:
+        datamodule: Says what was drawn.
+        planned: The batch before it was finished.
+        batch: The finished batch, on the host.
+        path: The PNG to write.
+        title: Of the picture.
+        stage: Whose samples.
+        count: Rows of the picture.
+
+    Returns:
+        Which samples of the batch are shown.
+    """
+    marks = _mark_distractors(datamodule, planned, stage)
+    masks = batch.get("mask", torch.zeros_like(batch["image"][:, :1]))
+    interest = 2.0 * masks.flatten(1).amax(1) + (0 if marks is None else marks.flatten(1).amax(1).float())
+    rows = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
+    figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
+    for cells, row in zip(axes, rows, strict=True):
+        show_images(cells[:3], batch["image"][row])
+        show_mask(cells[3], masks[row, 0])
+        circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
+        for channel, cell in enumerate(cells[:3]):
+            if marks is not None:
+                circle_mask(cell, marks[row, channel], DISTRACTOR_COLOUR)
+        cells[0].set_ylabel(name_sample(datamodule, batch, row), fontsize=8)
+    save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
+    return rows
+
+
+def draw_patch_predictions(
+    datamodule: BaseDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+) -> bool:
+    """Draw samples with a mask, those with the largest first and one with the smallest, beside what a model finds.
+
+    Args:
+        datamodule: Its images have names.
+        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W].
+        batch: A finished batch on the host.
+        path: The PNG to write.
+        title: Of the picture.
+        count: Rows of the picture.
+
+    Returns:
+        Whether it was drawn: the module may return something else.
+    """
+    masks = batch["mask"]
+    rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[: count - 1].tolist()
+    rows += torch.argsort(masks.flatten(1).sum(1), stable=True)[:1].tolist()
+    shown = {key: value[rows] for key, value in batch.items()}
+    probability = predict_probability(model, shown)
+    if probability is None:
+        return False
+    figure, axes = open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
+    for row, (cells, image, mask, found) in enumerate(
+        zip(axes, shown["image"], shown["mask"], probability, strict=True)
+    ):
+        cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
+        cells[4].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
+        show_images(cells[:2], image)
+        difference = (image[0] - image[1:].mean(0)).abs()
+        cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
+        show_mask(cells[3], mask[0])
+        cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
+        for cell in (cells[0], cells[2], cells[4]):
+            circle_mask(cell, mask[0], TRUE_COLOUR)
+    save_figure(figure, path, title, ("true defect",))
+    return True
+
+
+def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
+    """The image that a sample is of, and where in it the sample lies, for a label."""
+    number, bank = int(batch["image_index"][row]), getattr(datamodule, "bank", None)
+    name = f"image {number}" if bank is None else Path(bank.name(number)).name[-_NAME:]
+    if "position" not in batch:
+        return name
+    top, left = batch["position"][row].tolist()
+    return f"{name}\ny {top}, x {left}"
+
+
+def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:
+    """Draw whole images side by side, each above its probability map, with the defects found circled.
+
+    Args:
+        images: For each image its name, [H, W] pixels, [H, W] probability in 0..1, and its defects.
+        path: The PNG to write.
+    """
+    height, width = images[0][1].shape
+    rows = min(CELL_INCHES * height / width, 9.0)
+    figure, axes = new_axes(2, len(images), 2 * rows + 0.9)
+    for (name, pixels, probability, defects), cells in zip(images, axes.T, strict=True):
+        low, high = np.percentile(pixels, (0.5, 99.5))
+        cells[0].imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-3))
+        cells[0].set_title(f"{name[-24:]}\n{len(defects)} defects", fontsize=8)
+        cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
+        for cell in cells:
+            circle(cell, defects, probability.shape, TRUE_COLOUR)
+    save_figure(figure, path, "images with the surest defects, and their probability", ("found",))
+
+
+def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None:
+    """What a module predicts for a batch: [B, 1, H, W] in 0..1 on the host, or `None` if it gives no probability."""
+    probability = read_probability(ask_step(model, batch))
+    return None if probability is None else probability.float().cpu()
+
+
+def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:
+    """[B, C, H, W] bool: in each image what looks like a defect and is none; none if nothing is drawn."""
+    found = datamodule.inspect(stage).annotate(planned)
+    if found is None:
+        return None
+    plan, annotations = found
+    is_distractor = torch.cat((torch.zeros(1, dtype=torch.bool), ~plan.is_true))
+    return is_distractor[annotations.labels.long()]
+
+
+class MapWriter(ImageWriter):
+    """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1).
+
+    At the end come ``defects.csv`` and ``predictions.png`` with the images that hold the surest defects, but for images
+    of more than `large_px`.
+
+    Args:
+        images: What is predicted.
+        folder: Where to write.
+        options: Threshold and smallest defect.
+    """
+
+    @override
+    def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
+        """Write the map of an image and find its defects, for which all of it is held in memory."""
+        path, shape = self._map_of(self.images.names[number]), answer.shape
+        write_png_parts(path, shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
+        found = find_defects(
+            answer.rows(slice(None)), threshold=self.options.threshold, min_area_px=self.options.min_area_px
+        )
+        return Written([path], [_round(defect) for defect in found], max((defect.score for defect in found), default=0))
+
+    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Write the table and the picture.
+
+        Returns:
+            The numbers for summary.json.
+        """
+        path = self.folder / "defects.csv"
+        write_table(path, COLUMNS, [{"image": entry.image, **row} for entry in entries for row in entry.rows])
+        log.info("defects: %s", path)
+        self._draw(entries)
+        return {
+            "predict/images": len(entries),
+            "predict/images_with_defects": sum(bool(entry.rows) for entry in entries),
+            "predict/defects": sum(len(entry.rows) for entry in entries),
+        }
+
+    def _draw(self, entries: Sequence[Entry]) -> None:
+        numbers = {name: number for number, name in enumerate(self.images.names)}
+        small = [e for e in entries if self.images.count_px(numbers[e.image]) <= self.options.large_px]
+        shown = sorted(small, key=lambda entry: -entry.score)[:_SHOWN]
+        if shown:
+            images = [
+                (e.image, self.images.bank[numbers[e.image]][0], read_image(self._map_of(e.image))[0] / 65535, e.rows)
+                for e in shown
+            ]
+            named = [(name, pixels, found, [_read(row) for row in rows]) for name, pixels, found, rows in images]
+            draw_maps(named, self.folder / "predictions.png")
+
+    def _map_of(self, name: str) -> Path:
+        return self.folder / "maps" / f"{name}.png"
+
+
+def _round(defect: Defect) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in asdict(defect).items()}
+
+
+def _read(row: Mapping[str, Any]) -> Defect:
+    return Defect(**row)
+
+
+def open_stripe_images(datamodule: StripeDataModule) -> WholeImages:
+    """The images of a stripe set.
+
+    Where their finishing is more than choosing channels and scaling (a nuisance for layout `single`, an augmentation
+    of the predict stage), an image is finished whole by the datamodule, as one patch would be.
+    """
+    transform = datamodule.transformation
+    names = datamodule.source_files.names(datamodule.bank)
+    if transform.nuisance is not None or "predict" in transform.augment:
+        return WholeImages(
+            bank=datamodule.bank,
+            names=names,
+            channels=tuple(range(len(transform.expand))),
+            value_range=None,
+            finish=lambda number: _finish(datamodule, number),
+        )
+    values = transform.values
+    span = None if values == ValueRange() else (values.low, values.high)
+    return WholeImages(bank=datamodule.bank, names=names, channels=transform.expand, value_range=span)
+
+
+def _finish(datamodule: StripeDataModule, number: int) -> Tensor:
+    pixels = np.array(datamodule.bank[number])  # a copy, as torch warns of arrays that cannot be written
+    own, zero = torch.tensor([number]), torch.zeros(1, dtype=torch.int64)
+    place = {"index": own, "image_index": own, "position": torch.zeros(1, 2, dtype=torch.int64), "epoch": zero}
+    finished = datamodule.transform({"image": torch.from_numpy(pixels)[None], **place}, "predict")["image"][0]
+    if finished.shape[1:] != pixels.shape[1:]:
+        raise ConfigError(
+            f"the augmentation of the predict stage makes {list(finished.shape[1:])} of {list(pixels.shape[1:])} px: "
+            "maps have the size of their images, so leave out what crops or resizes"
+        )
+    return finished
+
+
+def draw_augmented(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 6) -> int:
+    """Draw samples before and after augmentation, with the masks that move along.
+
+    Args:
+        datamodule: A prepared and opened datamodule.
+        planned: A planned batch of it, as `draw_samples` returns.
+        path: The PNG to write; where the stage has no augmentation nothing is drawn.
+        stage: Whose samples.
+        count: Rows of the picture.
+
+    Returns:
+        Samples drawn.
+    """
+    before = datamodule.inspect(stage).draw(planned)
+    if before is None:
+        return 0
+    after = datamodule.finish_batch(planned, stage)
+    rows = _choose_rows(before.get("mask"), len(after["image"]), count)
+    figure, axes = open_figure(len(rows), ("before", "reference 1", "after", "reference 1", "mask after"))
+    for cells, row in zip(axes, rows, strict=True):
+        for place, batch in ((0, before), (2, after)):
+            show_images(cells[place : place + 2], batch["image"][row])
+            if "mask" in batch:
+                circle_mask(cells[place], batch["mask"][row, 0], TRUE_COLOUR)
+        if "mask" in after:
+            show_mask(cells[4], after["mask"][row, 0])
+    title = f"{stage} samples before and after augmentation, epoch {int(planned['epoch'][0])}"
+    save_figure(figure, path, title, ("true defect",))
+    return len(rows)
+
+
+def _choose_rows(masks: Tensor | None, length: int, count: int) -> list[int]:
+    """Samples with defects first."""
+    if masks is None:
+        return list(range(min(length, count)))
+    marked = masks.flatten(1).sum(1).numpy()
+    return [int(row) for row in np.argsort(-marked, kind="stable")[:count]]

@@ -1,0 +1,203 @@
+"""What ``predict`` can be told, and what a view needs to know of the run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args
+
+import lightning as L
+
+from lit_data.checks import check_choice
+from lit_data.errors import ConfigError
+from lit_data.grid import pair_px
+from lit_data.inference.blending import Blend
+from lit_data.inference.forward import Precision
+from lit_data.inference.quantise_net import Mode
+from lit_data.inference.turns import Augment
+from lit_data.io.survey import OnBad
+
+_HOW: Final = (
+    "folder",
+    "resume",
+    "on_bad",
+    "batch_size",
+    "min_batch_size",
+    "max_batch_size",
+    "memory_limit_bytes",
+    "channels_last",
+    "compile",
+    "lanes",
+    "readers",
+    "onnx",
+)
+"""Options that change how the work is done, and results by no more than rounding."""
+
+TILE_OPTIONS: Final = (
+    *("large_px", "tile_px", "overlap_px", "blend", "margin_px", "multiple_px", "round_px", "memory_limit_bytes"),
+    *("precision", "channels_last", "compile", "augment", "readers", "quantise", "calibration_images", "onnx"),
+)
+"""Options of images that are predicted tile by tile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    """The options of ``predict``; conf/predict.yaml has one line for each.
+
+    Args:
+        threshold: Least probability of a marked pixel or a voxel, least score of an object.
+        min_area_px: Smallest defect or object.
+        on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is predicted; in the
+            place of ``data.on_bad``.
+        folder: Where the files go; None: into the run folder.
+        resume: Go on in a folder where a run was interrupted; for all but generated images.
+        clean: Write watermarked images with the marks painted over as well.
+        count: Images that a generative model makes; None: 64.
+        large_px: Images of more pixels are predicted through a temporary file.
+        tile_px: See `TiledPredictor`, as all that follows.
+        overlap_px: None: as much as the net's receptive field asks for, at most half a tile.
+        blend: As there.
+        margin_px: As there.
+        multiple_px: As there.
+        round_px: None: 1 where images have few sizes, else as there.
+        batch_size: None: on the CPU 1 in each of several lanes, or 4; 16 elsewhere.
+        min_batch_size: As there.
+        max_batch_size: As there.
+        memory_limit_bytes: As there.
+        precision: As there.
+        channels_last: None: on the CPU, and elsewhere in half precision.
+        compile: As there.
+        augment: As there.
+        lanes: As there; None: on the CPU one for each core that torch uses, at most 4, and one for what is compiled.
+        readers: As there.
+        quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`; see
+            `lit_data.inference.quantise_net`.
+        calibration_images: For `static`, images that set the ranges of int8.
+        onnx: Write the net as this file too.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    threshold: float = 0.5
+    min_area_px: int = 2
+    on_bad: OnBad = "skip"
+    folder: str | None = None
+    resume: bool = False
+    clean: bool = False
+    count: int | None = None
+    large_px: int = 50_000_000
+    tile_px: int | Sequence[int] = 512
+    overlap_px: int | None = None
+    blend: Blend = "constant"
+    margin_px: int | None = None
+    multiple_px: int = 16
+    round_px: int | None = None
+    batch_size: int | None = None
+    min_batch_size: int = 1
+    max_batch_size: int | None = None
+    memory_limit_bytes: int | None = None
+    precision: Precision = "fp32"
+    channels_last: bool | None = None
+    compile: bool = False
+    augment: Augment | None = None
+    lanes: int | None = None
+    readers: int = 2
+    quantise: Mode | None = None
+    calibration_images: int = 32
+    onnx: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what `TiledPredictor` does not."""
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"predict.threshold={self.threshold} must be from 0 to 1")
+        if min(self.min_area_px, self.large_px) < 0:
+            raise ConfigError(
+                f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need at least 0"
+            )
+        check_choice("predict.on_bad", self.on_bad, get_args(OnBad))
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"predict.count={self.count} must be at least 1")
+        if self.overlap_px is None and self.margin_px is not None:
+            raise ConfigError(f"predict.margin_px={self.margin_px} needs predict.overlap_px too")
+        check_choice("predict.quantise", self.quantise, (None, *get_args(Mode)))
+        if self.calibration_images < 1:
+            raise ConfigError(f"predict.calibration_images={self.calibration_images} must be at least 1")
+        if self.quantise == "static":
+            self._check_static()
+
+    def _check_static(self) -> None:
+        if self.compile:
+            raise ConfigError("predict.quantise=static compiles by itself: leave predict.compile out")
+        if self.lanes is not None and self.lanes > 1:
+            raise ConfigError(
+                f"predict.lanes={self.lanes} is not for what predict.quantise=static compiles, which uses all cores by "
+                "itself: leave it out"
+            )
+        if self.memory_limit_bytes is not None:
+            raise ConfigError(
+                "predict.memory_limit_bytes counts tensors, which does not work within what predict.quantise=static "
+                "compiles: set predict.batch_size instead"
+            )
+
+    @property
+    def tile_sides_px(self) -> tuple[int, int]:
+        """Tile (height, width)."""
+        sides = self.tile_px if isinstance(self.tile_px, int) else tuple(self.tile_px)
+        return pair_px("predict.tile_px", sides)  # type: ignore[arg-type]  # it checks the length
+
+    def identity(self) -> dict[str, Any]:
+        """The options that decide what is written."""
+        return {name: value for name, value in asdict(self).items() if name not in _HOW}
+
+    def refuse(self, what: str, *names: str) -> None:
+        """Raise for options that are set and mean nothing here.
+
+        Raises:
+            ConfigError: One is.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                given = str(value).lower() if isinstance(value, bool) else value
+                raise ConfigError(f"predict.{name}={given} means nothing for {what}: leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRun:
+    """One run of ``predict``.
+
+    Args:
+        folder: Where the files go.
+        identity: What decides the predictions beside the options, as plain data: model, weights, how images are read.
+        make_trainer: Makes a Trainer of one process with some callbacks.
+    """
+
+    folder: Path
+    identity: Mapping[str, Any]
+    make_trainer: Callable[[Sequence[L.Callback]], L.Trainer]
+
+
+class Predicted(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        metrics: Numbers for summary.json.
+        bad: (path, what is wrong) of each input without a prediction.
+    """
+
+    metrics: dict[str, Any]
+    bad: Sequence[tuple[str, str]] = ()
+
+
+def read_options(node: Mapping[str, Any]) -> PredictOptions:
+    """The options from plain data.
+
+    Raises:
+        ConfigError: There is no such option, or a value is out of its range.
+    """
+    known = [field.name for field in fields(PredictOptions)]
+    unknown = sorted(set(map(str, node)) - set(known))
+    if unknown:
+        raise ConfigError(f"unknown key 'predict.{unknown[0]}': choose from {', '.join(known)}")
+    return PredictOptions(**node)

@@ -1,0 +1,322 @@
+"""Watermarks: patches with their masks, and of every image the mask, the mask over it, and the image without."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import lightning as L
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.watermarks import WatermarkDataModule
+from lit_data.errors import ConfigError
+from lit_data.files import write_table
+from lit_data.io.image_files import write_png_parts
+from lit_data.io.readers import read_image
+from lit_data.tasks.base import Task, register
+from lit_data.tasks.figures import TRUE_COLOUR, draw_before_after, new_axes, open_figure, save_figure, show_mask
+from lit_data.tasks.maps import name_sample, predict_probability
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.tiles import ImageWriter, predict_images
+from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
+from lit_data.tasks.writer import Entry, Written
+from lit_data.types import Array, Batch, Stage
+
+log = logging.getLogger(__name__)
+
+
+@register(WatermarkDataModule)
+class MarkTask(Task[WatermarkDataModule]):
+    """Images with the masks of their watermarks."""
+
+    predicts = "dict with `probability`"
+    neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
+    unused = ("count",)
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        return draw_mark_samples(batch, path, title, count=count)
+
+    @override
+    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+        return draw_mark_predictions(self.datamodule, model, batch, path, title, count=count)
+
+    @override
+    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+        draw_augmented_marks(self.datamodule, planned, shown, path, stage=stage)
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> "MarkWriter":
+        options.refuse("masks of watermarks", *self.unused)
+        return MarkWriter(open_watermark_images(self.datamodule), run.folder, options)
+
+    @override
+    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        return predict_images(self.datamodule, model, self.writer(run, options), run, options)
+
+
+def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int) -> list[int]:
+    """Draw samples as the model sees them, with their masks; of those with a watermark the largest come first.
+
+    Args:
+        batch: A finished batch, on the host.
+        path: The PNG to write.
+        title: Of the picture.
+        count: Rows of the picture.
+
+    Returns:
+        Which samples of the batch are shown.
+    """
+    masks = _masks_of(batch)
+    rows: list[int] = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[:count].tolist()
+    has_clean = "clean" in batch
+    figure, axes = open_figure(len(rows), ("image", "edge of the mask", "mask", *(["clean"] if has_clean else [])))
+    for cells, row in zip(axes, rows, strict=True):
+        show_colour(cells[0], batch["image"][row])
+        show_outlined(cells[1], batch["image"][row], masks[row, 0])
+        show_mask(cells[2], masks[row, 0])
+        if has_clean:
+            show_colour(cells[3], batch["clean"][row])
+        top, left = batch["position"][row].tolist()
+        cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
+    save_figure(figure, path, title, ())
+    return rows
+
+
+def draw_mark_predictions(
+    datamodule: BaseDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+) -> bool:
+    """Draw samples of all sizes of watermark, from the largest to none, beside what a model finds.
+
+    Args:
+        datamodule: Its images have names.
+        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W].
+        batch: A finished batch on the host.
+        path: The PNG to write.
+        title: Of the picture.
+        count: Rows of the picture.
+
+    Returns:
+        Whether it was drawn: the module may return something else.
+    """
+    order = torch.argsort(_masks_of(batch).flatten(1).sum(1), descending=True, stable=True)
+    places = torch.linspace(0, len(order) - 1, min(count, len(order))).round().long()
+    shown = {key: value[order[places]] for key, value in batch.items()}
+    probability = predict_probability(model, shown)
+    if probability is None:
+        return False
+    figure, axes = open_figure(len(places), ("image", "mask", "model", "found (p >= 0.5)"))
+    for row, (cells, image, mask, found) in enumerate(
+        zip(axes, shown["image"], _masks_of(shown), probability, strict=True)
+    ):
+        cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
+        cells[2].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
+        show_colour(cells[0], image)
+        show_mask(cells[1], mask[0])
+        cells[2].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        show_outlined(cells[3], image, (found[0] >= 0.5).float())
+    save_figure(figure, path, title, ())
+    return True
+
+
+def draw_augmented_marks(
+    datamodule: BaseDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
+) -> bool:
+    """Draw samples before and after augmentation, with the masks that move along; see `draw_before_after`."""
+
+    def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+        show_colour(cells[0], batch["image"][row])
+        show_mask(cells[1], _masks_of(batch)[row, 0])
+
+    return draw_before_after(datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask"))
+
+
+def show_colour(cell: Axes, image: Tensor) -> None:
+    """[3, H, W] in 0..1, as it is."""
+    cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
+
+
+def show_outlined(cell: Axes, image: Tensor, mask: Tensor) -> None:
+    """An image [3, H, W] with a line around what a mask [H, W] marks by half of its largest value at least."""
+    show_colour(cell, image)
+    if float(mask.max()) > float(mask.min()):
+        cell.contour(mask.numpy(), levels=[float(mask.max()) / 2], colors=[TRUE_COLOUR], linewidths=0.6)
+
+
+def _masks_of(batch: Batch) -> Tensor:
+    """[B, 1, H, W]; nothing is marked where there are no masks."""
+    return batch["mask"] if "mask" in batch else torch.zeros_like(batch["image"][:, :1])
+
+
+COLUMNS: Final = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
+_SHOWN: Final = 5
+_TINT: Final = np.array([255, 59, 48], np.float32)
+_OPACITY: Final = 0.6  # of the tint where the model is sure
+_GROW_PX: Final = 2  # to each side: the soft edge of a letter belongs to it
+_INPAINT_PX: Final = 3  # radius of the pixels that a painted one is made of
+_CONTEXT_PX: Final = 64  # rows above and below a part that its painting sees
+_CELL_INCHES: Final = 3.2
+_DRAWN_PX: Final = 600  # longest side in predictions.png
+
+
+class MarkWriter(ImageWriter):
+    """Writes ``masks/<image>.png`` (8 bit, 255 is probability 1) and ``overlays/<image>.png`` (the mask tinted red).
+
+    With `clean` there is ``cleaned/<image>.png`` too: what is marked, grown by 2 px, painted over from its border
+    inwards (Telea, "An image inpainting technique based on the fast marching method", 2004; OpenCV). That is a preview:
+    it knows nothing of what is under a mark.
+
+    At the end come ``marks.csv`` and ``predictions.png``, with the images of the surest marks, but for those
+    of more than `large_px`.
+
+    Args:
+        images: What is predicted.
+        folder: Where to write.
+        options: Threshold, and whether to clean.
+    """
+
+    def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
+        super().__init__(images, folder, options)
+        self._kinds = ("masks", "overlays", "cleaned") if options.clean else ("masks", "overlays")
+
+    @override
+    def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
+        """Write the pictures of an image, part by part."""
+        name, shape, pixels = self.images.names[number], answer.shape, self.images.bank[number]
+        threshold, parts = self.options.threshold, list(slabs(shape))
+        paths = [self._path(kind, name) for kind in self._kinds]
+        write_png_parts(paths[0], shape, (answer.encode(part, np.uint8) for part in parts))
+        write_png_parts(paths[1], shape, (tint(pixels[:, part], answer.rows(part), threshold) for part in parts))
+        if self.options.clean:
+            write_png_parts(paths[2], shape, paint_over(pixels, answer, threshold))
+        marked, total = _measure(answer, parts, threshold)
+        score = total / marked if marked else 0.0
+        row = {
+            "marked_share": round(marked / (shape[0] * shape[1]), 6),
+            "mean_score": round(score, 4),
+            "height_px": shape[0],
+            "width_px": shape[1],
+            "seconds": round(seconds, 4),
+        }
+        return Written(paths, [row], score)
+
+    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Write the table and the picture.
+
+        Returns:
+            The numbers for summary.json.
+        """
+        path, rows = self.folder / "marks.csv", [{"image": entry.image, **entry.rows[0]} for entry in entries]
+        write_table(path, COLUMNS, rows)
+        log.info("marks: %s", path)
+        small = [e for e in entries if e.rows[0]["height_px"] * e.rows[0]["width_px"] <= self.options.large_px]
+        self._draw(sorted(small, key=lambda entry: -entry.score)[:_SHOWN])
+        shares = [row["marked_share"] for row in rows]
+        return {
+            "predict/images": len(entries),
+            "predict/images_with_marks": sum(share > 0 for share in shares),
+            "predict/marked_share": float(np.mean(shares)) if shares else None,
+        }
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self.folder / kind / f"{name}.png"
+
+    def _draw(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        numbers = {name: number for number, name in enumerate(self.images.names)}
+        titles = ("image", *(kind.removesuffix("s") for kind in self._kinds))
+        tallest = max(entry.rows[0]["height_px"] / entry.rows[0]["width_px"] for entry in entries)
+        row_inches = _CELL_INCHES * min(tallest, 1.4) + 0.2
+        figure, axes = new_axes(
+            len(entries), len(titles), row_inches * len(entries) + 0.7, width_inches=_CELL_INCHES * len(titles)
+        )
+        for title, cell in zip(titles, axes[0], strict=True):
+            cell.set_title(title, fontsize=10)
+        for entry, cells in zip(entries, axes, strict=True):
+            pictures = [read_image(self._path(kind, entry.image)) for kind in self._kinds]
+            for picture, cell in zip((self.images.bank[numbers[entry.image]], *pictures), cells, strict=True):
+                cell.imshow(_shrink(picture), cmap="gray", vmin=0, vmax=255)
+            share, score = entry.rows[0]["marked_share"], entry.rows[0]["mean_score"]
+            cells[0].set_ylabel(f"{entry.image[-28:]}\n{share:.2%} marked, score {score:.2f}", fontsize=8)
+        save_figure(figure, self.folder / "predictions.png", "images with the surest marks", ())
+
+
+def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> NDArray[np.uint8]:
+    """An image with what is marked in red, the surer the redder.
+
+    Args:
+        pixels: [3, H, W] uint8.
+        probability: [H, W] float32 in 0..1.
+        threshold: Least probability of a marked pixel.
+
+    Returns:
+        [H, W, 3] uint8.
+    """
+    shown = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+    marked = probability >= threshold
+    weight = (_OPACITY * probability[marked])[:, None]
+    shown[marked] = np.rint(shown[marked] * (1 - weight) + _TINT * weight).astype(np.uint8)
+    return shown
+
+
+def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> Iterator[NDArray[np.uint8]]:
+    """An image with what is marked painted over, in parts that each see some rows of their neighbours.
+
+    Args:
+        pixels: [3, H, W] uint8.
+        probability: Of each pixel.
+        threshold: Least probability of a marked pixel.
+
+    Yields:
+        [h, W, 3] uint8, from the top.
+    """
+    import cv2
+
+    kernel = np.ones((2 * _GROW_PX + 1,) * 2, np.uint8)
+    for part in slabs(probability.shape):
+        seen = slice(max(part.start - _CONTEXT_PX, 0), min(part.stop + _CONTEXT_PX, probability.shape[0]))
+        marked = cv2.dilate((probability.rows(seen) >= threshold).astype(np.uint8), kernel)
+        shown = np.ascontiguousarray(np.moveaxis(pixels[:, seen], 0, -1))
+        if marked.any():
+            shown = cv2.inpaint(shown, marked, _INPAINT_PX, cv2.INPAINT_TELEA)
+        yield shown[part.start - seen.start : part.stop - seen.start]
+
+
+def _measure(probability: ProbabilityMap, parts: Sequence[slice], threshold: float) -> tuple[int, float]:
+    """How many pixels are marked, and the sum of their probability."""
+    marked, total = 0, 0.0
+    for part in parts:
+        rows = probability.rows(part)
+        sure = rows[rows >= threshold]
+        marked, total = marked + sure.size, total + float(sure.sum(dtype=np.float64))
+    return marked, total
+
+
+def _shrink(picture: Array) -> Array:
+    """[C, H, W] as [h, w, C] or [h, w], for a cell."""
+    step = -(-max(picture.shape[1:]) // _DRAWN_PX)
+    small = np.moveaxis(picture[:, ::step, ::step], 0, -1)
+    return small[..., 0] if small.shape[2] == 1 else small
+
+
+def open_watermark_images(datamodule: WatermarkDataModule) -> WholeImages:
+    """The images of a watermark set, as they are.
+
+    Raises:
+        ConfigError: The predict stage has an augmentation.
+    """
+    if "predict" in datamodule.transformation.augment:
+        raise ConfigError("predict takes watermarked images as they are: leave predict out of data.augment")
+    bank = datamodule.bank
+    names = datamodule.source.names(bank)
+    return WholeImages(bank=bank, names=names, channels=tuple(range(3)), value_range=None)

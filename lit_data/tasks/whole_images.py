@@ -1,0 +1,97 @@
+"""Whole images as ``predict`` reads them, and the probability of each of their pixels."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_data.io.bank import ImageBank
+from lit_data.types import Array
+
+_SLAB_PX: Final = 2**22
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeImages:
+    """Images of any sizes, with what is done to their pixels.
+
+    Args:
+        bank: Stored pixels [C, H, W].
+        names: Path of each image below the root, with forward slashes.
+        channels: For each channel that a model gets the one of a tile.
+        value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and floats as they are.
+        finish: Makes an image [C, H, W] what the model gets; None: its stored pixels are that, but for the range.
+    """
+
+    bank: ImageBank
+    names: Sequence[str]
+    channels: tuple[int, ...]
+    value_range: tuple[float, float] | None
+    finish: Callable[[int], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def tile_channels(self) -> int:
+        """Channels of a tile."""
+        return self.bank.channels if self.finish is None else len(self.channels)
+
+    def load(self, number: int) -> Array | Tensor:
+        """One image as it goes to the predictor: [C, H, W].
+
+        Raises:
+            DataError: Its file is bad.
+        """
+        return self.bank[number] if self.finish is None else self.finish(number)
+
+    def count_px(self, number: int) -> int:
+        """Pixels of an image."""
+        return int(self.bank.heights_px[number] * self.bank.widths_px[number])
+
+    def count_sizes(self) -> int:
+        """How many different sizes there are."""
+        return len(np.unique(np.stack((self.bank.heights_px, self.bank.widths_px)), axis=1).T)
+
+    def exceed(self, size_px: tuple[int, int]) -> bool:
+        """Whether any image is higher or wider."""
+        return bool((self.bank.heights_px > size_px[0]).any() or (self.bank.widths_px > size_px[1]).any())
+
+
+@dataclass(frozen=True, slots=True)
+class ProbabilityMap:
+    """Probability of each pixel of an image.
+
+    Args:
+        values: [H, W] float32 in 0..1, or uint16 where 65535 is 1, which may be mapped from a file.
+    """
+
+    values: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width) px."""
+        return self.values.shape[0], self.values.shape[1]
+
+    def rows(self, part: slice) -> NDArray[np.float32]:
+        """Some rows: [h, W] float32 in 0..1."""
+        values = self.values[part]
+        scale = np.float32(1 if values.dtype == np.float32 else 65535)
+        unit: NDArray[np.float32] = np.divide(values, scale, dtype=np.float32)
+        return unit
+
+    def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+        """Some rows as whole numbers: [h, W], the largest of the dtype is 1."""
+        if self.values.dtype == dtype:
+            return self.values[part]
+        whole: NDArray[Any] = np.rint(self.rows(part) * np.float32(np.iinfo(dtype).max)).astype(dtype)
+        return whole
+
+
+def slabs(shape: tuple[int, int]) -> Iterator[slice]:
+    """The rows of an image in parts of bounded size; most images are one part."""
+    step = max(1, _SLAB_PX // shape[1])
+    return (slice(top, min(top + step, shape[0])) for top in range(0, shape[0], step))

@@ -1,0 +1,232 @@
+"""What ``predict`` and the pictures say about images with boxes."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datamodules import DetectionDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions
+from lit_data.tasks import Predicted, PredictOptions, PredictRun, find_task
+from lit_data.tasks.boxes import draw_found_boxes, find_true
+from lit_data.types import Batch
+
+Answer = Any
+
+
+class Oracle(L.LightningModule):
+    """Finds the boxes of the set, with scores that fall from 0.9; or says what it is told to say."""
+
+    def __init__(self, says: Answer = None) -> None:
+        super().__init__()
+        self.says = says
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+        return self.says if self.says is not None else [_answer(batch, row) for row in range(len(batch["image"]))]
+
+
+def _answer(batch: Batch, row: int) -> dict[str, torch.Tensor]:
+    true = find_true(batch, row)
+    return {"boxes": true.corners, "classes": true.classes, "scores": 0.9 - 0.1 * torch.arange(len(true.classes))}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataModule:
+    data = DetectionDataModule(
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+        samples={"count": 14, "size_px": [64, 90]},
+        size_px=(96, 96),
+        loader=LoaderOptions(batch_size=4, worker_kind="inline"),
+    )
+    data.prepare_data()
+    data.setup("predict")
+    return data
+
+
+def _predict(
+    data: DetectionDataModule, folder: Path, model: L.LightningModule | None = None, **options: Any
+) -> Predicted:
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    run = PredictRun(
+        folder=folder,
+        identity={"weights": 1},
+        make_trainer=lambda callbacks: L.Trainer(accelerator="cpu", callbacks=list(callbacks), **quiet),
+    )
+    limits: dict[str, Any] = {"threshold": 0.0, "min_area_px": 0}
+    return find_task(data).predict(model or Oracle(), run, PredictOptions(**(limits | options)))
+
+
+def test_what_is_found_is_written_in_the_coordinates_of_the_files(data: DetectionDataModule, tmp_path: Path) -> None:
+    summary = _predict(data, tmp_path).metrics
+    labels, counts = data.files.labels, np.diff(data.files.labels.ends, prepend=0)
+    assert summary == {
+        "predict/images": 14,
+        "predict/images_with_objects": int((counts > 0).sum()),
+        "predict/objects": len(labels.boxes),
+        "predict/images_kept": 0,
+        "predict/images_bad": 0,
+    }
+    table = json.loads((tmp_path / "detections.json").read_text())
+    assert [kind["name"] for kind in table["categories"]] == list(data.classes)
+    for number, path in enumerate(data.files.images):
+        name = Path(path).relative_to(data.source.folder)
+        text = (tmp_path / "labels" / name.with_suffix(".txt")).read_text()
+        rows = np.array([line.split() for line in text.splitlines()], float).reshape(-1, 6)
+        np.testing.assert_allclose(rows[:, :5], labels.of(number), atol=2e-6)
+        np.testing.assert_allclose(rows[:, 5], 0.9 - 0.1 * np.arange(len(rows)), atol=1e-6)
+        image = table["images"][number]
+        assert (image["file_name"], [image["height"], image["width"]]) == (
+            name.as_posix(),
+            list(cv2.imread(path).shape[:2]),
+        )
+        mine = [row for row in table["annotations"] if row["image_id"] == image["id"]]
+        assert [row["category_id"] - 1 for row in mine] == rows[:, 0].tolist()
+        _, cx, cy, w, h = labels.of(number).T.astype(np.float64)
+        boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile((image["width"], image["height"]), 2)
+        np.testing.assert_allclose(np.reshape([row["bbox"] for row in mine], (-1, 4)), boxes, atol=2e-3)
+        assert cv2.imread(str(tmp_path / "pictures" / name)).shape == (*data.bank[number].shape[1:], 3)
+    assert len({row["id"] for row in table["annotations"]}) == len(labels.boxes)
+    assert cv2.imread(str(tmp_path / "predictions.png")) is not None
+
+
+def test_unsure_and_small_objects_are_left_out(data: DetectionDataModule, tmp_path: Path) -> None:
+    _predict(data, tmp_path, threshold=0.75, min_area_px=60)
+    rows = json.loads((tmp_path / "detections.json").read_text())["annotations"]
+    assert rows
+    assert {row["score"] for row in rows} <= {0.9, 0.8}
+    assert min(row["area"] for row in rows) >= 60
+
+
+def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(data: DetectionDataModule, tmp_path: Path) -> None:
+    found = {"boxes": torch.tensor([[10.0, 40.0, 50.0, 60.0]]), "classes": torch.tensor([1]), "scores": torch.ones(1)}
+    nothing = {"boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+
+    class First(Oracle):
+        def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+            return [found if batch_idx == 0 and row == 0 else nothing for row in range(len(batch["image"]))]
+
+    _predict(data, tmp_path, First())
+    height, width = data.bank[0].shape[1:]
+    assert width == 96
+    margin = round((96 - height) / 2)
+    name = Path(data.files.images[0]).relative_to(data.source.folder)
+    painted = cv2.imread(str(tmp_path / "pictures" / name))[..., ::-1]
+    colour = painted[40 - margin, 10]
+    assert (painted[40 - margin, 12:50] == colour).all()
+    assert (painted[59 - margin, 10:50] == colour).all()
+    assert (painted[45 - margin : 60 - margin, 49] == colour).all()
+
+
+@pytest.mark.parametrize(
+    ("says", "match"),
+    [
+        ({"probability": 1}, "must return a list with a dict for each image: boxes"),
+        ([{"boxes": 1}], "must return a list"),
+        (
+            [{"boxes": torch.ones(1, 4), "classes": torch.tensor([3]), "scores": torch.ones(1)}],
+            r"finds class 3, and the set has 3, from 0: set model\.net\.classes",
+        ),
+    ],
+)
+def test_answers_of_another_kind_are_refused(
+    data: DetectionDataModule, tmp_path: Path, says: Answer, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _predict(data, tmp_path, Oracle(says))
+
+
+def test_pictures_need_objects(data: DetectionDataModule, tmp_path: Path) -> None:
+    batch = data.transform(data.make_loader("predict").read(np.arange(5), 0), "predict")
+    path = tmp_path / "found.png"
+    assert not draw_found_boxes(data, Oracle([{"no": "boxes"}]), batch, path, "title", count=3)
+    assert not path.exists()
+    assert draw_found_boxes(data, Oracle(), batch, path, "title", count=3)
+    assert cv2.imread(str(path)).shape[1] > 1000
+
+
+def test_a_class_that_the_set_does_not_know_is_named_by_its_number(data: DetectionDataModule, tmp_path: Path) -> None:
+    batch = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")
+    strange = [{"boxes": torch.ones(1, 4), "classes": torch.tensor([9]), "scores": torch.ones(1)}]
+    assert draw_found_boxes(data, Oracle(strange), batch, tmp_path / "found.png", "title", count=1)
+
+
+class Fails(Oracle):
+    """Runs out of memory where a batch has more than two images, and stops for good behind a number of images."""
+
+    def __init__(self, behind: int = 10**6) -> None:
+        super().__init__()
+        self.left, self.sizes = behind, list[int]()
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+        count = len(batch["image"])
+        if count > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        self.left -= count
+        if self.left < 0:
+            raise RuntimeError("the machine stops")
+        self.sizes.append(count)
+        return super().predict_step(batch, batch_idx)
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    names = ("fingerprint.json", "images.jsonl")
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*") if p.name not in names}
+
+
+def test_a_run_that_was_interrupted_goes_on(data: DetectionDataModule, tmp_path: Path) -> None:
+    _predict(data, tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="the machine stops"):
+        _predict(data, tmp_path / "parts", Fails(9))
+    second = Fails()
+    summary = _predict(data, tmp_path / "parts", second, resume=True).metrics
+    assert summary["predict/images_kept"] == 8
+    assert sum(second.sizes) == 14 - 8
+    assert _read(tmp_path / "parts") == _read(tmp_path / "whole")
+    third = Fails()
+    assert _predict(data, tmp_path / "parts", third, resume=True).metrics["predict/images_kept"] == 14
+    assert third.sizes == []
+
+
+def test_a_batch_that_does_not_fit_is_cut(data: DetectionDataModule, tmp_path: Path) -> None:
+    _predict(data, tmp_path / "whole")
+    model = Fails()
+    _predict(data, tmp_path / "cut", model)
+    assert max(model.sizes) == 2
+    assert _read(tmp_path / "cut") == _read(tmp_path / "whole")
+
+
+def test_batches_are_predicted_in_lanes(data: DetectionDataModule, tmp_path: Path) -> None:
+    _predict(data, tmp_path / "whole")
+    threads = set[str]()
+
+    class Watched(Oracle):
+        def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+            assert torch.is_inference_mode_enabled()
+            threads.add(threading.current_thread().name)
+            return super().predict_step(batch, batch_idx)
+
+    _predict(data, tmp_path / "lanes", Watched(), lanes=2, batch_size=6)
+    assert len(threads) == 2
+    assert all(name.startswith("lit_data_lane") for name in threads)
+    assert _read(tmp_path / "lanes") == _read(tmp_path / "whole")
+
+
+def test_options_of_tiles_mean_nothing_for_boxes(data: DetectionDataModule, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"predict.tile_px=64 means nothing for images with boxes: leave it out"):
+        _predict(data, tmp_path, tile_px=64)
+
+
+def test_answers_for_other_than_the_samples_are_refused(data: DetectionDataModule, tmp_path: Path) -> None:
+    class Short(Oracle):
+        def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+            return super().predict_step(batch, batch_idx)[1:]
+
+    with pytest.raises(ConfigError, match=r"predict_step of Short returned 3 answers for 4 samples"):
+        _predict(data, tmp_path, Short())

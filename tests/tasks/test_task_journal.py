@@ -1,0 +1,122 @@
+"""What counts as done when a run goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_data.errors import ConfigError, StoreError
+from lit_data.tasks.writer import Entry, Journal
+
+IDENTITY: dict[str, Any] = {"checkpoint_sha256": "ab", "predict": {"tile_px": 512}}
+
+
+def _add(journal: Journal, folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"pixels")
+    journal.add(Entry(image=name, stamp=[6, 1], files=journal.measure([folder / name]), rows=[{"y": 1.5}], score=0.5))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    journal = Journal(tmp_path / "run", IDENTITY, resume=False)
+    for name in ("a.png", "b.png"):
+        _add(journal, tmp_path / "run", name)
+    return tmp_path / "run"
+
+
+def test_what_is_done_is_known_again(folder: Path) -> None:
+    journal = Journal(folder, IDENTITY, resume=True)
+    assert journal.holds("a.png", [6, 1])
+    assert not journal.holds("a.png", [6, 2])  # its source changed
+    assert not journal.holds("c.png", [6, 1])
+    assert [(entry.image, entry.rows) for entry in journal.entries(["b.png", "c.png", "a.png"])] == [
+        ("b.png", [{"y": 1.5}]),
+        ("a.png", [{"y": 1.5}]),
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 10])
+def test_half_a_line_does_not_count(folder: Path, cut: int) -> None:
+    path = folder / "images.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    journal = Journal(folder, IDENTITY, resume=True)
+    assert journal.holds("a.png", [6, 1])
+    assert not journal.holds("b.png", [6, 1])
+    _add(journal, folder, "b.png")
+    assert Journal(folder, IDENTITY, resume=True).holds("b.png", [6, 1])
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut"])
+def test_an_image_whose_file_is_not_whole_is_not_done(folder: Path, damage: str) -> None:
+    (folder / "a.png").unlink() if damage == "remove" else (folder / "a.png").write_bytes(b"pix")
+    journal = Journal(folder, IDENTITY, resume=True)
+    assert [journal.holds(name, [6, 1]) for name in ("a.png", "b.png")] == [False, True]
+
+
+def test_another_run_is_named_by_what_differs(folder: Path) -> None:
+    other = {"checkpoint_sha256": "cd", "predict": {"tile_px": [512, 256]}}
+    with pytest.raises(ConfigError, match=r"(?s)choose another predict.folder.*checkpoint_sha256: 'ab', now 'cd'"):
+        Journal(folder, other, resume=True)
+    assert not Journal(folder, other, resume=False).holds("a.png", [6, 1])
+    assert not Journal(folder, other, resume=True).holds("a.png", [6, 1])
+
+
+def test_leftovers_of_a_killed_run_go(folder: Path) -> None:
+    (folder / "masks").mkdir()
+    left_over = folder / "masks" / ".lit_data-0123456789abcdef.part"
+    theirs = [folder / "masks" / ".download.part", folder / ".thesis.part", folder / ".lit_data-mine.part"]
+    for path in (left_over, *theirs):
+        path.touch()
+    Journal(folder, IDENTITY, resume=True)
+    assert not left_over.exists()
+    assert all(path.exists() for path in theirs)
+
+
+def test_nothing_is_removed_where_no_run_of_ours_has_been(tmp_path: Path) -> None:
+    paths = [tmp_path / ".lit_data-0123456789abcdef.part", tmp_path / "images.part"]
+    for path in paths:
+        path.touch()
+    (tmp_path / "outside").mkdir()
+    Journal(tmp_path, IDENTITY, resume=False)
+    assert all(path.exists() for path in paths)
+
+
+def test_no_link_is_followed_or_removed(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    kept = outside / ".lit_data-0123456789abcdef.part"
+    kept.touch()
+    (folder / "link").symlink_to(outside)
+    (folder / ".lit_data-fedcba9876543210.part").symlink_to(kept)
+    Journal(folder, IDENTITY, resume=True)
+    assert kept.exists()
+    assert (folder / ".lit_data-fedcba9876543210.part").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["images.jsonl", "fingerprint.json"])
+def test_a_damaged_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("{not json}\n")
+    with pytest.raises(StoreError, match=f"{name} is damaged: .*predict.resume=false"):
+        Journal(folder, IDENTITY, resume=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1, 2]",
+        '{"image": "a.png"}',
+        '{"image": 3, "stamp": [1, 2], "files": {}, "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": 7, "files": {}, "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": [], "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": {"x": "y"}, "rows": [], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": {}, "rows": [3], "score": 0.5}',
+        '{"image": "a.png", "stamp": [1, 2], "files": {}, "rows": [], "score": null}',
+        "[" * 100_000,
+        "\\xff",
+    ],
+    ids=range(10),
+)
+def test_a_damaged_journal_is_named(line: str, folder: Path) -> None:
+    (folder / "images.jsonl").write_text(line + "\n")
+    with pytest.raises(StoreError, match=r"images\.jsonl is damaged: remove it, or begin anew"):
+        Journal(folder, IDENTITY, resume=True)

@@ -1,0 +1,103 @@
+"""How a predictor is set up where the options leave that open."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_data.datamodules import WatermarkDataModule
+from lit_data.tasks.nets import ProbabilityNet, choose_overlap_px
+from lit_data.tasks.options import PredictOptions, PredictRun
+from lit_data.tasks.tiles import predict_images
+from lit_data.tasks.watermarks import MarkWriter
+from lit_data.tasks.whole_images import WholeImages
+from lit_data.types import Array, Batch
+
+CPU: Final = torch.device("cpu")
+
+
+class Files:
+    """Black images, whose files are this one."""
+
+    channels, dtype, skipped = 3, np.dtype("uint8"), ()
+
+    def __init__(self, *sizes: tuple[int, int]) -> None:
+        self.heights_px, self.widths_px = np.array(sizes).T
+
+    def __len__(self) -> int:
+        return len(self.heights_px)
+
+    def __getitem__(self, number: int) -> Array:
+        return np.zeros((3, self.heights_px[number], self.widths_px[number]), np.uint8)
+
+    def name(self, number: int) -> str:
+        return __file__
+
+
+class Blur(L.LightningModule):
+    """Sees some px to each side, or everything; notes the sizes of its batches."""
+
+    def __init__(self, reach_px: int | None) -> None:
+        super().__init__()
+        self.reach_px = reach_px
+        self.sizes: list[tuple[int, ...]] = []
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        grey = batch["image"].mean(1, keepdim=True)
+        self.sizes.append(tuple(batch["image"].shape))
+        if self.reach_px is None:
+            return {"probability": grey + 0 * grey.mean((2, 3), keepdim=True)}
+        return {"probability": nn.functional.avg_pool2d(grey, 2 * self.reach_px + 1, 1, self.reach_px)}
+
+
+def _images(*sizes: tuple[int, int]) -> WholeImages:
+    names = [f"{number}.png" for number in range(len(sizes))]
+    return WholeImages(bank=Files(*sizes), names=names, channels=(0, 1, 2), value_range=None)
+
+
+def _choose(reach_px: int | None, size: tuple[int, int], **options: Any) -> int:
+    net = ProbabilityNet(Blur(reach_px), (0, 1, 2))
+    return choose_overlap_px(net, _images(size), PredictOptions(tile_px=64, multiple_px=2, **options), CPU)
+
+
+def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) -> None:
+    assert _choose(3, (100, 100)) == 6
+    assert _choose(16, (100, 100)) == 32
+    assert _choose(3, (64, 64)) == 0  # one tile has no seam
+    assert _choose(3, (100, 100), overlap_px=10) == 10
+    assert not caplog.records or "sees farther" not in caplog.text
+    assert _choose(20, (100, 100)) == _choose(None, (100, 100)) == 16
+    assert "the net sees farther than a quarter of a tile (64 px)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "tiles"),
+    [
+        ([(40, 52)], {"multiple_px": 1}, {(1, 3, 40, 52)}),  # few sizes: as they are
+        ([(40, 52)], {"multiple_px": 16}, {(1, 3, 48, 64)}),
+        ([(40, n) for n in range(48, 54)], {"multiple_px": 1}, {(4, 3, 40, 56), (1, 3, 40, 48), (1, 3, 40, 56)}),
+        ([(64, 64)] * 7, {"lanes": 2}, {(1, 3, 64, 64)}),
+        ([(64, 64)] * 7, {"batch_size": 3}, {(3, 3, 64, 64), (1, 3, 64, 64)}),
+        ([(64, 64)] * 7, {"max_batch_size": 2}, {(2, 3, 64, 64), (1, 3, 64, 64)}),
+        ([(64, 64)] * 7, {"min_batch_size": 5}, {(5, 3, 64, 64), (2, 3, 64, 64)}),
+        ([(64, 64)] * 7, {"limit": 2}, {(2, 3, 64, 64)}),
+    ],
+)
+def test_batches_are_as_large_as_asked_for(
+    sizes: list[tuple[int, int]], options: dict[str, Any], tiles: set[tuple[int, ...]], tmp_path: Path
+) -> None:
+    given = dict(options)
+    limit = given.pop("limit", 1.0)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    run = PredictRun(
+        folder=tmp_path,
+        identity={},
+        make_trainer=lambda callbacks: L.Trainer(accelerator="cpu", limit_predict_batches=limit, **quiet),
+    )
+    model, images, chosen = Blur(1), _images(*sizes), PredictOptions(tile_px=64, **given)
+    predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
+    assert set(model.sizes) == tiles

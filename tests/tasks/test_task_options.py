@@ -1,0 +1,50 @@
+"""The options of ``predict``, in the configuration and in code."""
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lit_data.errors import ConfigError
+from lit_data.tasks.options import PredictOptions, read_options
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "predict.yaml"
+
+
+def test_the_configuration_has_every_option_with_its_default() -> None:
+    assert OmegaConf.to_container(OmegaConf.load(CONF).predict) == asdict(PredictOptions())
+    lines = CONF.read_text().partition("predict:\n")[2].splitlines()
+    assert all(re.search(r"# \w", line) for line in lines if line)
+
+
+def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
+    one = PredictOptions(folder="a", resume=True, batch_size=3, readers=1, lanes=2).identity()
+    assert one == PredictOptions().identity()
+    assert one != PredictOptions(tile_px=256).identity()
+    assert one.keys() >= {"threshold", "clean", "tile_px", "precision", "augment"}
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"threshold": 1.5}, r"predict.threshold=1.5 must be from 0 to 1"),
+        ({"min_area_px": -1}, r"predict.min_area_px=-1.*need at least 0"),
+        ({"on_bad": "ignore"}, r"predict.on_bad='ignore' is unknown: choose one of error, skip"),
+        ({"margin_px": 3}, r"predict.margin_px=3 needs predict.overlap_px too"),
+        ({"quantise": "static", "lanes": 2}, r"predict.lanes=2 is not for what predict.quantise=static compiles"),
+        ({"quantise": "static", "compile": True}, r"predict.quantise=static compiles by itself"),
+        ({"tiles": 3}, r"unknown key 'predict.tiles': choose from threshold, "),
+    ],
+)
+def test_wrong_values_are_refused(given: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read_options(given)
+
+
+@pytest.mark.parametrize("tile", [0, [512], [1, 2, 3], "big"])
+def test_a_tile_is_one_or_two_sizes(tile: Any) -> None:
+    with pytest.raises(ConfigError, match=r"predict\.tile_px"):
+        _ = PredictOptions(tile_px=tile).tile_sides_px

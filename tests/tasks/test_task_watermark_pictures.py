@@ -1,0 +1,68 @@
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+
+from lit_data.augment import segmentation_augment
+from lit_data.datamodules import WatermarkDataModule
+from lit_data.loading import LoaderOptions
+from lit_data.modules import SegmentationModule
+from lit_data.synthesis.watermarks import WatermarkSpec
+from lit_data.tasks.watermarks import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
+from lit_data.types import Batch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> WatermarkDataModule:
+    data = WatermarkDataModule(
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+        samples={"count": 3, "size_px": [96, 96]},
+        patch_px=48,
+        synthesis=WatermarkSpec(probability=0.7),
+        augment=segmentation_augment(),
+        clean=True,
+        loader=LoaderOptions(worker_kind="inline"),
+    )
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def _planned(data: WatermarkDataModule) -> Batch:
+    return data.plan_batch(data.make_loader("train").read(np.arange(10), 0), "train")
+
+
+def test_samples_are_drawn_those_with_the_largest_mark_first(data: WatermarkDataModule, tmp_path: Path) -> None:
+    batch = data.finish_batch(_planned(data), "train")
+    rows = draw_mark_samples(batch, tmp_path / "samples.png", "samples", count=3)
+    sizes = batch["mask"].flatten(1).sum(1)
+    assert sizes[rows].tolist() == sorted(sizes.tolist(), reverse=True)[:3]
+    unmarked = {key: value for key, value in batch.items() if key not in ("mask", "clean")}
+    assert draw_mark_samples(unmarked, tmp_path / "plain.png", "samples", count=2) == [0, 1]
+    with_clean, plain = (cv2.imread(str(tmp_path / name)) for name in ("samples.png", "plain.png"))
+    assert with_clean.shape[1] > plain.shape[1]
+
+
+def test_predictions_are_drawn_if_there_are_any(data: WatermarkDataModule, tmp_path: Path) -> None:
+    batch = data.finish_batch(_planned(data), "train")
+    path: Any = tmp_path / "predictions.png"
+    assert draw_mark_predictions(data, SegmentationModule(), batch, path, "predictions", count=4)
+    assert cv2.imread(str(path)).shape[1] > 500
+
+    class Silent(L.LightningModule):
+        def predict_step(self, batch: Batch, batch_idx: int) -> None:
+            return None
+
+    assert not draw_mark_predictions(data, Silent(), batch, tmp_path / "none.png", "predictions", count=4)
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_augmentation_is_drawn_where_there_is_any(data: WatermarkDataModule, tmp_path: Path) -> None:
+    path = tmp_path / "augment.png"
+    assert draw_augmented_marks(data, _planned(data), [0, 3], path, stage="train")
+    assert cv2.imread(str(path)).shape[1] > 500
+    planned = data.plan_batch(data.make_loader("val").read(np.arange(2), 0), "val")
+    assert not draw_augmented_marks(data, planned, [0], tmp_path / "none.png", stage="val")

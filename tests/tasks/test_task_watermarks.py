@@ -1,0 +1,218 @@
+"""``predict`` for watermarks: what is written, what is left out, and how an interrupted run goes on."""
+
+import csv
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_data.datamodules import WatermarkDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions
+from lit_data.tasks import find_task
+from lit_data.tasks import watermarks as watermark_predict
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.types import Array, Batch
+
+SIZES = {"a/page.png": (40, 50), "b/page.png": (64, 64), "b/scan.bmp": (40, 50), "c.png": (1, 30), "d.png": (30, 1)}
+SIZES |= {"e.png": (130, 90), "f.png": (40, 50)}
+
+
+class Marker(L.LightningModule):
+    """Two convolutions; `before` is called with the batch."""
+
+    def __init__(self, before: Callable[[Tensor], None] = lambda images: None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+        self.before = before
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        self.before(batch["image"])
+        return {"probability": (20 * self.net(batch["image"]) - 1).sigmoid()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_pictures() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watermark_predict, "_SHOWN", 1)  # drawing takes longer than all else
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("marks") / "set"
+    for name, (height, width) in SIZES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(root: Path) -> WatermarkDataModule:
+    return _open(root)
+
+
+@pytest.fixture(scope="module")
+def whole(data: WatermarkDataModule) -> Path:
+    """What a run writes that nothing interrupted."""
+    folder = Path(data.source.folder).parent / "whole"
+    metrics, bad = _predict(data, Marker(), folder)
+    assert (metrics["predict/images"], metrics["predict/images_bad"], bad) == (len(SIZES), 0, [])
+    return folder
+
+
+def _open(root: Path, **options: Any) -> WatermarkDataModule:
+    data = WatermarkDataModule(
+        str(root),
+        cache_dir=str(root.parent / "cache"),
+        splits={"train": 1.0},
+        loader=LoaderOptions(worker_kind="inline"),
+        **options,
+    )
+    data.prepare_data()
+    data.setup("predict")
+    return data
+
+
+def _predict(data: WatermarkDataModule, model: L.LightningModule, folder: Path, **options: Any) -> Predicted:
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    run = PredictRun(
+        folder=folder,
+        identity={"weights": 1},
+        make_trainer=lambda callbacks: L.Trainer(accelerator="cpu", default_root_dir=folder, **quiet),
+    )
+    chosen = {"tile_px": 48, "multiple_px": 1, "batch_size": 2, "readers": 1, "clean": True} | options
+    return find_task(data).predict(model, run, PredictOptions(**chosen))
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*.png"))}
+
+
+def _read_table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "marks.csv").open() as file:
+        return [{key: text for key, text in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+def _read_rgb(path: Path) -> Array:
+    return cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[..., ::-1]
+
+
+def test_each_image_has_its_files_of_its_size(root: Path, whole: Path) -> None:
+    rows = {row["image"]: row for row in _read_table(whole)}
+    assert sorted(rows) == sorted(SIZES)
+    for name, size in SIZES.items():
+        mask = cv2.imread(str(whole / "masks" / f"{name}.png"), cv2.IMREAD_UNCHANGED)
+        assert (mask.shape, mask.dtype) == (size, np.uint8)
+        assert (int(rows[name]["height_px"]), int(rows[name]["width_px"])) == size
+        assert float(rows[name]["marked_share"]) == pytest.approx((mask >= 128).mean(), abs=2 / mask.size)
+        paths = (root / name, whole / "overlays" / f"{name}.png", whole / "cleaned" / f"{name}.png")
+        image, overlay, cleaned = map(_read_rgb, paths)
+        assert overlay.shape == cleaned.shape == image.shape
+        assert ((overlay != image).any(2) <= (mask >= 127)).all()
+        touched = cv2.dilate((mask >= 127).astype(np.uint8), np.ones((5, 5)))
+        assert ((cleaned != image).any(2) <= (touched > 0)).all()
+    assert sum(float(row["marked_share"]) > 0 for row in rows.values()) > 3
+    assert cv2.imread(str(whole / "predictions.png")).shape[1] > 500
+
+
+@pytest.mark.parametrize("stop_at", [2, 5])
+def test_an_interrupted_run_ends_like_one_that_was_not(
+    data: WatermarkDataModule, whole: Path, tmp_path: Path, stop_at: int
+) -> None:
+    calls = []
+
+    def interrupt(images: Tensor) -> None:
+        calls.append(1)
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _predict(data, Marker(interrupt), tmp_path, batch_size=1)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
+    assert len(kept) < 3 * len(SIZES)
+    metrics, _ = _predict(data, Marker(), tmp_path, resume=True)
+    assert (metrics["predict/images_kept"], metrics["predict/images"]) == (len(kept) // 3, len(SIZES))
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert _read(tmp_path) == _read(whole)
+    assert _read_table(tmp_path) == _read_table(whole)
+
+
+def test_only_a_run_of_the_same_options_goes_on(data: WatermarkDataModule, tmp_path: Path) -> None:
+    _predict(data, Marker(), tmp_path, clean=False)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["masks", "overlays"]
+    with pytest.raises(ConfigError, match=r"holds predictions of another run.*\n  predict.threshold: 0.5, now 0.25"):
+        _predict(data, Marker(), tmp_path, clean=False, resume=True, threshold=0.25)
+    metrics, _ = _predict(data, Marker(), tmp_path, clean=False, resume=True, batch_size=5)
+    assert metrics["predict/images_kept"] == len(SIZES)
+    assert _predict(data, Marker(), tmp_path).metrics["predict/images_kept"] == 0
+
+
+@pytest.mark.parametrize("cache", ["store", "none"])
+def test_bad_files_are_listed_and_stop_nothing(root: Path, whole: Path, tmp_path: Path, cache: str) -> None:
+    copy = shutil.copytree(root, tmp_path / "set")
+    good = (copy / "e.png").read_bytes()
+    for name in ("b/cut.png", "dd.png"):
+        (copy / name).write_bytes(good[: len(good) // 2])
+    metrics, bad = _predict(_open(copy, on_bad="skip", cache=cache), Marker(), tmp_path / "run")
+    assert (metrics["predict/images"], metrics["predict/images_bad"]) == (len(SIZES), 2)
+    assert [Path(path).name for path, _ in bad] == ["cut.png", "dd.png"]
+    with (tmp_path / "run" / "bad.csv").open() as file:
+        assert [row["image"] for row in csv.DictReader(file)] == [path for path, _ in bad]
+    assert _read(tmp_path / "run") == _read(whole)
+
+
+def test_what_does_not_fit_into_memory_is_split_and_changes_nothing(
+    data: WatermarkDataModule, whole: Path, tmp_path: Path
+) -> None:
+    sizes = []
+
+    def fill(images: Tensor) -> None:
+        sizes.append(len(images))
+        if len(images) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    _predict(data, Marker(fill), tmp_path, batch_size=7)
+    assert max(sizes) > 2
+    assert _read(tmp_path) == _read(whole)
+
+
+def test_huge_images_go_through_a_file_and_come_out_the_same(
+    data: WatermarkDataModule, whole: Path, tmp_path: Path
+) -> None:
+    _predict(data, Marker(), tmp_path, large_px=3000)  # b/page.png and e.png are huge now
+    small, large = _read(whole), _read(tmp_path)
+    assert small.keys() == large.keys()
+    for name in (name for name in small if name.startswith("masks")):
+        pixels = (cv2.imdecode(np.frombuffer(kind[name], np.uint8), cv2.IMREAD_UNCHANGED) for kind in (small, large))
+        one, other = (picture.astype(int) for picture in pixels)
+        assert abs(one - other).max() <= 1
+    assert not (tmp_path / ".large.npy").exists()
+
+
+def test_a_changed_image_is_predicted_again(root: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(root, tmp_path / "set")
+    _predict(_open(copy), Marker(), tmp_path / "run")
+    shutil.copy(copy / "e.png", copy / "f.png")
+    metrics, _ = _predict(_open(copy), Marker(), tmp_path / "run", resume=True)
+    assert metrics["predict/images_kept"] == len(SIZES) - 1
+    done = _read(tmp_path / "run")
+    assert done["masks/f.png.png"] == done["masks/e.png.png"]
+
+
+def test_painting_over_takes_what_is_around() -> None:
+    pixels = np.full((3, 40, 40), 200, np.uint8)
+    pixels[:, 18:22, 10:30] = 20
+    marked = np.zeros((40, 40), np.float32)
+    marked[19:21, 11:29] = 1  # less than the whole of it: its soft edge is not found
+    parts = list(watermark_predict.paint_over(pixels, watermark_predict.ProbabilityMap(marked), 0.5))
+    assert np.concatenate(parts).min() > 180

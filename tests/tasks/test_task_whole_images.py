@@ -1,0 +1,59 @@
+"""What is written part by part reads back as if it had been written at once."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.errors import StoreError
+from lit_data.files import plain_cell
+from lit_data.io.image_files import write_png_parts
+from lit_data.tasks import whole_images
+from lit_data.tasks.whole_images import ProbabilityMap, slabs
+from lit_data.types import Array
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3), (1, 1), (9, 1)])
+@pytest.mark.parametrize("step", [1, 4, 100])
+def test_a_png_of_parts_holds_the_whole(dtype: type, shape: tuple[int, ...], step: int, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape).astype(dtype)
+    path = tmp_path / "a" / "image.png"
+    write_png_parts(path, shape[:2], (pixels[top : top + step] for top in range(0, shape[0], step)))
+    read = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    np.testing.assert_array_equal(read[..., ::-1] if read.ndim == 3 else read, pixels)
+
+
+def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
+    def parts() -> Array:
+        yield np.zeros((1, 4), np.uint8)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match=r"cannot write .*image\.png: No space left on device. Free the folder"):
+        write_png_parts(tmp_path / "image.png", (2, 4), parts())
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_images, "_SLAB_PX", 30)
+    assert [(part.start, part.stop) for part in slabs((7, 10))] == [(0, 3), (3, 6), (6, 7)]
+    assert [(part.start, part.stop) for part in slabs((2, 100))] == [(0, 1), (1, 2)]
+
+
+def test_a_map_from_a_file_has_the_values_of_one_in_memory() -> None:
+    values = np.array([[0, 0.25], [0.5, 1]], np.float32)
+    stored = ProbabilityMap(np.rint(values * 65535).astype(np.uint16))
+    np.testing.assert_allclose(stored.rows(slice(None)), values, atol=1 / 65535)
+    for dtype in (np.uint8, np.uint16):
+        np.testing.assert_array_equal(
+            stored.encode(slice(0, 2), dtype), ProbabilityMap(values).encode(slice(0, 2), dtype)
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [("=1+1", "'=1+1"), ("@x", "'@x"), ("-a.png", "'-a.png"), ("+", "'+"), (-3.5, -3.5), ("a=b", "a=b"), (None, None)],
+)
+def test_no_text_is_a_formula(value: object, cell: object) -> None:
+    assert plain_cell(value) == cell

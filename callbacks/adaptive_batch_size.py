@@ -15,7 +15,6 @@ from lit_data.callbacks.adaptive.manual import AfterStep, ManualSteps
 from lit_data.callbacks.adaptive.ranks import Ranks, find_ranks
 from lit_data.callbacks.adaptive.replay import Replay, SizeLimits
 from lit_data.callbacks.adaptive.resize import LearningRate, ResizeRules, Resizing
-from lit_data.callbacks.adaptive.seam import automatic_loop, check_version, manual_loop
 from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.training import TrainingSteps
 from lit_data.callbacks.device_memory import open_gauge
@@ -23,6 +22,7 @@ from lit_data.callbacks.logging_step import is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
+from lit_data.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop, check_version, manual_loop
 from lit_data.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -127,8 +127,8 @@ class AdaptiveBatchSize(L.Callback):
             self._undo.append(self._ranks.close)
         if pl_module.automatic_optimization:
             steps, loop = TrainingSteps(replay, self._ranks), automatic_loop(trainer)
-            self._undo.append(wrap(loop, "_make_closure", steps.make_closure))
-            self._undo.append(wrap(loop, "_optimizer_step", steps.optimizer_step))
+            self._undo.append(wrap(loop, CLOSURE, steps.make_closure))
+            self._undo.append(wrap(loop, OPTIMIZER_STEP, steps.optimizer_step))
         else:
             self._manual = ManualSteps(replay, self.after_step)
             self._manual.skipped = self._resumed.get("skipped", 0)

@@ -20,6 +20,7 @@ from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
 from lit_data.callbacks.precision.plugin import MixedPrecision, Precision
 from lit_data.callbacks.precision.replaced import check_replaceable
 from lit_data.errors import ConfigError, LitDataError
+from lit_data.lightning_internals import logs_now
 
 _PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
 _FALL_BACKS: Final = ("auto", "bf16", "fp32", "raise")
@@ -133,7 +134,7 @@ class AMP(L.Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        if trainer._logger_connector.should_update_logs:
+        if logs_now(trainer):
             self._norms[id(optimizer)] = self._active.measure_norm(optimizer) if trainer.loggers else None
 
     @override

@@ -16,6 +16,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.lightning_internals import set_stop
+
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 log = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ class SaveOnSignal(L.Callback):
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._agreed:
-            _set_stop(trainer, False)
+            set_stop(trainer, False)
 
     @override
     def on_validation_batch_end(
@@ -142,7 +144,7 @@ class SaveOnSignal(L.Callback):
         if trainer.world_size > 1:
             self._agreed = self._ask_ranks(trainer)
         if self._agreed:
-            _set_stop(trainer, True)
+            set_stop(trainer, True)
 
     def _ask_ranks(self, trainer: L.Trainer) -> int:
         """The signal that any rank got: before this step, or on GPUs before the last one."""
@@ -182,11 +184,6 @@ class SaveOnSignal(L.Callback):
             if trainer.is_global_zero and part.is_file():
                 part.unlink()
         return ""
-
-
-def _set_stop(trainer: L.Trainer, stop: bool) -> None:
-    """Let Lightning raise its SIGTERMException after all that belongs to this step, or not; it has no public switch."""
-    trainer._signal_connector.received_sigterm = stop
 
 
 def _save_on_all_ranks(trainer: L.Trainer, path: Path) -> None:

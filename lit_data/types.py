@@ -20,6 +20,8 @@ Stage = Literal["train", "val", "test", "predict"]
 Array = NDArray[Any]
 Batch = dict[str, "torch.Tensor"]
 """A batch is a dict of tensors whose first dimension is B; each datamodule documents its keys."""
+PlannedBatch = dict[str, Any]
+"""A batch between `plan_batch` and `finish_batch`: its tensors, and beside them plans, paths and other objects."""
 
 
 @dataclass(frozen=True, slots=True)

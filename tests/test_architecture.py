@@ -18,9 +18,10 @@ LAYERS = {
     "io": 1,
     "synthesis": 2,
     "datasets": 3, "loading": 3, "augment": 3, "inference": 3,
-    "datamodules": 4, "modules": 4, "callbacks": 4,
-    "tasks": 5,
-    "commands": 6, "cli": 6, "__main__": 6,
+    "lightning_internals": 4,
+    "datamodules": 5, "modules": 5, "callbacks": 5,
+    "tasks": 6,
+    "commands": 7, "cli": 7, "__main__": 7,
 }  # fmt: skip
 OUTSIDE = [
     {"numpy"},
@@ -41,7 +42,8 @@ OUTSIDE = [
     },
     {"torch", "torchao", "onnxruntime"},
     {"kornia"},
-    {"lightning", "torchmetrics", "packaging", "anomalib"},
+    {"lightning", "packaging"},
+    {"torchmetrics", "anomalib"},
     {"matplotlib"},
     {"hydra", "omegaconf", "yaml"},
 ]
@@ -126,7 +128,7 @@ def _may_import(room: str, other: str) -> bool:
         return False
     same_room, below = room == other, LAYERS[other] < LAYERS[room]
     facts = LAYERS[room] == LAYERS[other] == 0
-    programs = LAYERS[room] == LAYERS[other] == 6
+    programs = LAYERS[room] == LAYERS[other] == 7
     return same_room or below or facts or programs
 
 

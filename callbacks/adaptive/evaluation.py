@@ -10,8 +10,8 @@ from lit_data.callbacks.adaptive.logged import LoggedPieces
 from lit_data.callbacks.adaptive.pieces import merge_outputs
 from lit_data.callbacks.adaptive.random_state import save_random_state
 from lit_data.callbacks.adaptive.replay import Replay
-from lit_data.callbacks.adaptive.seam import results_of
 from lit_data.callbacks.adaptive.snapshot import StepSnapshot, renew
+from lit_data.lightning_internals import results_of
 
 
 class EvaluationSteps:

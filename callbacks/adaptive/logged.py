@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-
 from lit_data.callbacks.adaptive.pieces import mean
+from lit_data.lightning_internals import Metric, Results, show_value, shown_value
 
 
 class LoggedPieces:
@@ -16,7 +15,7 @@ class LoggedPieces:
         results: Of the loop that runs; none outside of a loop.
     """
 
-    def __init__(self, results: _ResultCollection | None) -> None:
+    def __init__(self, results: Results | None) -> None:
         self.results = results
         self._batch = results.batch if results is not None else None
         self._values: dict[str, list[tuple[Any, int]]] = {}
@@ -26,21 +25,21 @@ class LoggedPieces:
     def begin(self, part: Any, count: int) -> None:  # noqa: ANN401 - a piece of any structure
         """A piece begins: values that are logged count for its samples."""
         self._count = count
-        self._before = {key: metric._forward_cache for key, metric in self._step_metrics()}
+        self._before = {key: shown_value(metric) for key, metric in self._step_metrics()}
         self._show(part)
 
     def end(self) -> None:
         """A piece is done: keep what it logged for this step."""
         for key, metric in self._step_metrics():
-            if metric._forward_cache is not self._before.get(key):  # otherwise another hook logged it, or another step
-                self._values.setdefault(key, []).append((metric._forward_cache, self._count))
+            if shown_value(metric) is not self._before.get(key):  # otherwise another hook logged it, or another step
+                self._values.setdefault(key, []).append((shown_value(metric), self._count))
 
     def merge(self) -> None:
         """All pieces are done."""
         for key, metric in self._step_metrics():
             found = self._values.get(key, [])
             if len(found) > 1:
-                metric._forward_cache = _reduce(metric, [value for value, _ in found], [count for _, count in found])
+                show_value(metric, _reduce(metric, [value for value, _ in found], [count for _, count in found]))
         self.close()
 
     def close(self) -> None:
@@ -51,12 +50,12 @@ class LoggedPieces:
         if self.results is not None:
             self.results.batch, self.results.batch_size = batch, None
 
-    def _step_metrics(self) -> list[tuple[str, _ResultMetric]]:
+    def _step_metrics(self) -> list[tuple[str, Metric]]:
         found = [] if self.results is None else self.results.items()
-        return [(key, m) for key, m in found if m.is_tensor and m.meta.on_step and m._forward_cache is not None]
+        return [(key, m) for key, m in found if m.is_tensor and m.meta.on_step and shown_value(m) is not None]
 
 
-def _reduce(metric: _ResultMetric, values: list[Any], counts: list[int]) -> Any:  # noqa: ANN401
+def _reduce(metric: Metric, values: list[Any], counts: list[int]) -> Any:  # noqa: ANN401
     if metric.meta.is_mean_reduction:
         return mean(values, counts)
     total = values[0]

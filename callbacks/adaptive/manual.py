@@ -12,7 +12,6 @@ from lit_data.callbacks.adaptive.logged import LoggedPieces
 from lit_data.callbacks.adaptive.pieces import merge_outputs, spread
 from lit_data.callbacks.adaptive.random_state import save_random_state
 from lit_data.callbacks.adaptive.replay import Replay
-from lit_data.callbacks.adaptive.seam import forget_scaling, manual_loop, results_of, scalers_of
 from lit_data.callbacks.adaptive.snapshot import (
     GradientSnapshot,
     OptimizerSnapshot,
@@ -21,6 +20,14 @@ from lit_data.callbacks.adaptive.snapshot import (
     renew,
 )
 from lit_data.errors import BatchMemoryError
+from lit_data.lightning_internals import (
+    forget_scaling,
+    manual_loop,
+    read_output,
+    replace_output,
+    results_of,
+    scalers_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +85,7 @@ class ManualSteps:
             stop = start + spread(hand.samples - start, hand.search.size)[0][1]
             done = self._try_piece(call, kwargs, logged, (start, stop))
             if done:
-                outputs.append(loop._output)
+                outputs.append(read_output(loop))
                 counts.append(stop - start)
             if done or self._stepped:
                 start = stop
@@ -86,7 +93,8 @@ class ManualSteps:
         kwargs[name] = batch
         hand.largest, hand.pieces = max(counts, default=0), len(counts)
         self._warn_of_steps(hand)
-        loop._output = merge_outputs(outputs, counts) if len(outputs) > 1 else loop._output
+        if len(outputs) > 1:
+            replace_output(loop, merge_outputs(outputs, counts))
         return None
 
     def _warn_of_steps(self, hand: Hand) -> None:

@@ -17,7 +17,6 @@ from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples,
 from lit_data.callbacks.adaptive.hand import Hand
 from lit_data.callbacks.adaptive.messages import describe_batch_norm, describe_no_room
 from lit_data.callbacks.adaptive.pieces import describe_shapes, kind_of
-from lit_data.callbacks.adaptive.seam import number_batch
 from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import TransferSnapshot
 from lit_data.callbacks.device_memory import MemoryGauge
@@ -25,6 +24,7 @@ from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
 from lit_data.checks import check_count, check_share
 from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.lightning_internals import number_batch
 from lit_data.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from lit_data.callbacks.adaptive.pieces import merge_outputs
 from lit_data.callbacks.adaptive.random_state import save_random_state
 from lit_data.callbacks.adaptive.ranks import Ranks
 from lit_data.callbacks.adaptive.replay import Replay
-from lit_data.callbacks.adaptive.seam import closure_parts, forget_scaling, is_accumulating, results_of, save_progress
 from lit_data.callbacks.adaptive.snapshot import (
     GradientSnapshot,
     OptimizerSnapshot,
@@ -25,6 +24,7 @@ from lit_data.callbacks.adaptive.snapshot import (
     renew,
 )
 from lit_data.errors import BatchMemoryError
+from lit_data.lightning_internals import closure_parts, forget_scaling, is_accumulating, results_of, save_progress
 
 
 class TrainingSteps:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.io.image_files import write_png
+from lit_data.lightning_internals import count_logged_steps
 
 _GAP_PX: Final = 2
 _LEAST_PX: Final = 64
@@ -51,7 +52,7 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8
 def publish(trainer: L.Trainer, key: str, picture: NDArray[np.uint8], path: Path) -> None:
     """Write a picture [H, W, 3] and hand it to the loggers that take pictures."""
     write_png(path, picture)
-    step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    step = count_logged_steps(trainer)
     for logger in trainer.loggers:
         _log_picture(logger, key, picture, step)
 

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from lit_data.callbacks.timing.clock import Part, StepClock
 from lit_data.callbacks.wrapping import wrap
+from lit_data.lightning_internals import AFTER_FETCH, BEFORE_FETCH
 from lit_data.types import CountsAssembly
 
 _BATCH_HOOKS: Final[dict[str, Part]] = {
@@ -36,8 +37,8 @@ def attach(clock: StepClock, trainer: L.Trainer, pl_module: L.LightningModule) -
     strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
     fetch = _Fetch(clock, [leaf for leaf in tree_leaves(trainer.train_dataloader) if isinstance(leaf, CountsAssembly)])
     undo = [
-        wrap(loop, "_on_before_fetch", fetch.begin),
-        wrap(loop, "_on_after_fetch", fetch.end),
+        wrap(loop, BEFORE_FETCH, fetch.begin),
+        wrap(loop, AFTER_FETCH, fetch.end),
         wrap(strategy, "training_step", partial(clock.measure, "forward")),
         wrap(strategy, "optimizer_step", partial(clock.measure, "other")),
         *(undo for name, part in _BATCH_HOOKS.items() for undo in _attach_hook(clock, trainer, pl_module, name, part)),

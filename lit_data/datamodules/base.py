@@ -1,61 +1,66 @@
-"""What all datamodules share: stages, loaders, and the two hooks around the transfer to the device."""
+"""What all datamodules share: their source, stages, loaders, and the way of a batch."""
 
-import functools
-from abc import abstractmethod
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Generic, Self, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.states import RunningStage
-from torch import Tensor
 from torch.utils.data import Dataset
+from typing_extensions import TypeVar
 
-from lit_data.datamodules.batch_format import BatchFormat, check_format, format_batch, gives_fields
-from lit_data.datamodules.hook_chain import HookChain
+from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.inspection import Inspection
 from lit_data.datamodules.packages import check_package
 from lit_data.datamodules.ranks import check_ranks_agree
+from lit_data.datamodules.source import DecodedSource, Source
+from lit_data.datamodules.transfer import BatchTransfer
+from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError
+from lit_data.io.bank import ImageBank, describe_bank
+from lit_data.io.store import DecodedStore
+from lit_data.lightning_internals import check_version
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import ChosenRows
-from lit_data.loading.transfer import StagedBatch, finish_transfer
-from lit_data.types import Batch, RowWriter, Stage
+from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
 
-_STAGES: Final[Mapping[RunningStage, Stage]] = {
-    RunningStage.TRAINING: "train",
-    RunningStage.SANITY_CHECKING: "val",
-    RunningStage.VALIDATING: "val",
-    RunningStage.TESTING: "test",
-    RunningStage.PREDICTING: "predict",
-}
-
+Rows = TypeVar("Rows", bound=RowWriter, default=Any)
 Loaders = MicroBatchLoader | list[MicroBatchLoader]
 
 
-class BaseDataModule(L.LightningDataModule):
+class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     """Loaders for each stage, and a batch that is planned on the host and finished on the device.
 
     Everything random about a batch is drawn in `plan_batch`, on the host and from the sample indices, so the device
     is never waited for; the few numbers travel with the batch. `finish_batch` then works on the device and draws
     nothing.
 
-    Hooks around the transfer that a LightningModule has itself run behind those of this class, see `HookChain`.
+    Hooks around the transfer that a LightningModule has itself run behind those of this class, see `BatchTransfer`.
 
-    A subclass sets `batch_keys` and `channel_names` and writes `build_dataset`, `plan_batch` and `finish_batch`.
+    A subclass writes `build_dataset`, and mostly `plan_batch` and `finish_batch`, sets `batch_keys` and
+    `channel_names`, and opens its files in `open_source`. With a `source`, `prepare_data`, `setup` and the command
+    ``prepare`` work.
 
     Args:
         loader: Batch size, workers, seed.
         batch_format: `dict`, a preset, a mapping of new key to our key, a sequence of keys for a tuple, or a function
             of our batch; see `lit_data.datamodules.batch_format`.
 
+    Attributes:
+        source: Where the files lie, if they are those of a `Source`.
+        bank: The decoded images, if there are any; after `setup`.
+
     Raises:
         ConfigError: The format names unknown keys.
     """
 
+    source: Source | None = None
+    bank: ImageBank | None = None
     batch_keys: ClassVar[Sequence[str]] = ()
     channel_names: ClassVar[Mapping[str, int]] = {}
 
@@ -64,7 +69,8 @@ class BaseDataModule(L.LightningDataModule):
         self.loader = loader or LoaderOptions()
         check_format(batch_format, self.batch_keys, self.channel_names)
         self.batch_format = batch_format
-        self._datasets: dict[Stage, RowWriter] = {}
+        self._datasets: dict[Stage, Rows] = {}
+        self._is_open = False
         self._loaders: dict[Stage, MicroBatchLoader] = {}
         self._resumed: dict[str, Any] | None = None
         self._wanted: Sequence[int] | None = None
@@ -77,19 +83,33 @@ class BaseDataModule(L.LightningDataModule):
     @trainer.setter
     def trainer(self, trainer: L.Trainer | None) -> None:
         check_package(self, trainer)
-        self._trainer, self._chain = trainer, HookChain(self, trainer, BaseDataModule)
+        check_version()
+        self._trainer, self._transfer = trainer, BatchTransfer(self, trainer, BaseDataModule)
 
     @abstractmethod
-    def build_dataset(self, stage: Stage) -> RowWriter:
+    def build_dataset(self, stage: Stage) -> Rows:
         """The dataset of one stage, from what `prepare_data` made."""
 
-    @abstractmethod
-    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
-        """Add to a batch on the host the drawn numbers that `finish_batch` needs."""
+    def open_source(self) -> None:
+        """Open what `build_dataset` needs; called once."""
 
-    @abstractmethod
-    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
-        """Turn a planned batch on its device into what the model sees."""
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
+        """Add to a batch on the host the drawn numbers that `finish_batch` needs; by default there are none."""
+        return batch
+
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        """Turn a planned batch on its device into what the model sees; by default it is that already."""
+        return batch
+
+    def prepare_data(self) -> None:
+        """Make the drawn set or the mirror if need be, and what is stored; on one process of each node."""
+        if self.source is not None:
+            self.source.refresh()
+        self._open()
+
+    def setup(self, stage: str) -> None:
+        """Open what is stored."""
+        self._open()
 
     def inspect(self, stage: Stage) -> Inspection:
         """What there is to say about the samples of a stage, for pictures and exports."""
@@ -113,15 +133,26 @@ class BaseDataModule(L.LightningDataModule):
         Raises:
             DataError: Files are bad.
         """
-        raise ConfigError(f"{type(self).__name__} has no check of its files")
+        if self.source is None:
+            raise ConfigError(f"{type(self).__name__} has no check of its files")
+        return self.source.check()
 
     def verify_sources(self) -> list[str]:
-        """What is stored and is no longer what it was when it was stored."""
-        raise ConfigError(f"{type(self).__name__} has no store to verify")
+        """What is stored and is no longer what it was when it was stored.
+
+        Raises:
+            ConfigError: Nothing is stored: needs `cache=store`.
+        """
+        if self.bank is None:
+            raise ConfigError(f"{type(self).__name__} has no store to verify")
+        if not isinstance(self.bank, DecodedStore):
+            raise ConfigError("only a store can be verified: set data.cache=store")
+        return self.bank.verify()
 
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set, for the report of ``prepare``."""
-        return {f"{split}_samples": len(self.dataset(split)) for split in ("train", "val", "test")}
+        about = {} if self.bank is None else describe_bank(self.bank)
+        return about | {f"{split}_samples": len(self.dataset(split)) for split in SPLITS}
 
     def export_files(self, folder: Path) -> dict[str, int] | None:
         """For ``prepare.export``: write the set in a format of its own; none where samples are written as images.
@@ -134,7 +165,7 @@ class BaseDataModule(L.LightningDataModule):
         """
         return None
 
-    def dataset(self, stage: Stage) -> RowWriter:
+    def dataset(self, stage: Stage) -> Rows:
         """The dataset of one stage, made at the first call."""
         if stage not in self._datasets:
             self._datasets[stage] = self.build_dataset(stage)
@@ -143,7 +174,7 @@ class BaseDataModule(L.LightningDataModule):
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader over one stage: shuffled for training, each sample once and in order otherwise."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        dataset = self.dataset(stage)
+        dataset: RowWriter = self.dataset(stage)
         if stage == "predict" and self._wanted is not None:
             dataset = ChosenRows(dataset, self._wanted)
         return MicroBatchLoader(dataset, self.loader, shuffle=stage == "train", rank=rank, world_size=world_size)
@@ -174,7 +205,7 @@ class BaseDataModule(L.LightningDataModule):
             raise ConfigError("the train split holds no images: check data.splits")
         loader = self._open_loader("train")
         if self.trainer:
-            loader.count_trained = functools.partial(_count_trained, self.trainer)
+            loader.count_trained = partial(_count_trained, self.trainer)
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
             self._resumed = None
@@ -217,32 +248,31 @@ class BaseDataModule(L.LightningDataModule):
         """Batches of all images, in order."""
         return self._open_loader("predict")
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - see `sees_example`
-        """Draw what the batch needs while its indices are still on the host."""
-        if self._chain.sees_example(batch):
-            return self._chain.pass_on("on_before_batch_transfer", batch, dataloader_idx)
-        planned = self.plan_batch(batch, self._stage())
-        if self._chain.has("on_before_batch_transfer"):
-            return self._chain.before(planned, dataloader_idx)
-        return batch.extended(planned) if isinstance(batch, StagedBatch) else planned
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - see `BatchTransfer`
+        """Plan the batch on the host."""
+        return self._transfer.before(batch, dataloader_idx)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:  # noqa: ANN401
-        """Take over the copy that the loader began, if it did; leave all to a module that moves batches itself."""
-        if self._chain.has("transfer_batch_to_device"):
-            return self._chain.transfer(batch, device, dataloader_idx)
-        if isinstance(batch, StagedBatch):
-            return finish_transfer(batch, device)
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        """Move the planned batch."""
+        usual = partial(super().transfer_batch_to_device, batch, device, dataloader_idx)
+        return self._transfer.move(batch, device, dataloader_idx, usual)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
-        """Finish the batch on its device: no gradient, and float32 whatever the precision of the run."""
-        if self._chain.has_example:
-            return self._chain.pass_on("on_after_batch_transfer", batch, dataloader_idx)
-        devices = [value.device for value in batch.values() if isinstance(value, Tensor)]  # a plan may be an object
-        with torch.no_grad(), torch.autocast(devices[0].type, enabled=False):
-            finished = self.finish_batch(batch, self._stage())
-        formatted = format_batch(finished, self.batch_format, self.channel_names)
-        return self._chain.after(formatted, batch, dataloader_idx)
+        """Finish the batch on its device."""
+        return self._transfer.after(batch, dataloader_idx)
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self.open_source()
+            self._is_open = True
+
+    def _unstored(self) -> Self:
+        """This datamodule as it is when every file is read again, and nothing stored is used."""
+        fresh = copy.copy(self)
+        fresh._datasets, fresh._is_open, fresh.bank = {}, False, None
+        fresh.source = replace(cast(DecodedSource, self.source), cache="none")
+        fresh.setup("fit")
+        return fresh
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader for the Trainer, which asks on all ranks."""
@@ -253,18 +283,8 @@ class BaseDataModule(L.LightningDataModule):
         if device is not None and device.type != "cuda" and self.loader.pin_memory == "auto":
             loader.options = replace(loader.options, pin_memory=False)  # or a run on the CPU would wake up the GPU
         elif device is not None and self.loader.pins_memory:
-            loader.pin_device, loader.device = device, device if self._copies_ahead() else None
+            loader.pin_device, loader.device = device, device if self._transfer.copies_ahead() else None
         return loader
-
-    def _copies_ahead(self) -> bool:
-        """Whether no hook of the module comes between a batch on the host and its copy."""
-        return not (self._chain.has("on_before_batch_transfer") or self._chain.has("transfer_batch_to_device"))
-
-    def _stage(self) -> Stage:
-        stage = self.trainer.state.stage if self.trainer else None
-        if stage is None:
-            raise ConfigError("this datamodule has no running Trainer: call transform(batch, stage) instead")
-        return _STAGES[stage]
 
 
 def _count_trained(trainer: L.Trainer) -> tuple[int, int]:

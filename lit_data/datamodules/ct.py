@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from torch import Tensor
 from typing_extensions import override
 
 from lit_data.checks import check_choice
@@ -24,10 +23,10 @@ from lit_data.io.survey import OnBad
 from lit_data.io.volumes.hounsfield import Window, read_window
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
-from lit_data.types import Batch, Stage
+from lit_data.types import Batch, PlannedBatch, Stage
 
 
-class CTDataModule(BaseDataModule):
+class CTDataModule(BaseDataModule[CTDataset]):
     """CT volumes, indexed once; a sample is the set of occupied voxels of a volume, or a dense window of them.
 
     A batch of points is a dict:
@@ -70,39 +69,19 @@ class CTDataModule(BaseDataModule):
     Workers scale values, because they touch occupied voxels only; the device would scale whole windows. Distances are
     those from a voxel's centre to the nearest one of the other kind, negative in the occupied set.
 
-    Args:
-        root: Folder of `.npy`, `.npz`, NIfTI and DICOM volumes, or one file. Without one, a small drawn set is made
-            once in the cache.
-        splits: `auto`, `folders`, shares, or lists, see `split_images`.
-        split_seed: Chooses the volumes of each share.
+    Args, beside those of `CTSource` and `BaseDataModule`:
         sample: `points` or `windows`.
         window: Name of a window of `lit_data.io.volumes.hounsfield.WINDOWS`, or (centre, width) in HU.
-        occupied_hu: Voxels above the first and not above the second number are occupied, none has no limit; by
-            default those above the lower edge of the window.
-        resolution: What volumes are brought to before they are indexed.
-        min_points: Volumes with fewer occupied voxels are bad.
-        too_few: `error` lists them and ends; `skip` leaves them out and counts them.
-        max_points: Of volumes with more points, this many are drawn in each epoch, see `choose_points`; none takes all.
-        sdf: Largest signed distance in mm, `exact` for no limit; none leaves distances out.
+        max_points: Of volumes with more points, this many are drawn in each epoch, see `choose_points`; `None` takes
+            all.
+        sdf: Largest signed distance in mm, `exact` for no limit; `None` leaves distances out.
         windows: Size and places of windows.
-        precompute: True indexes all volumes before the first epoch; `lazy` each at its first use; False at every use.
-        cache_data: Keep what was read in the memory of each process.
-        preload: Read the index into memory before the first epoch: True, False, or `auto`: sets of up to 100 volumes
-            that fit into `preload_share`.
-        preload_share: Share of the available memory.
-        processes: Of the indexing; `auto` takes the cores.
-        nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
-        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
-        cache_dir: Where the index and the drawn set lie.
-        samples: Parameters of the drawn set, see `ensure_ct_samples`.
-        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
-        loader: Batch size, workers, seed.
-        batch_format: See above.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
+    volumes: CTVolumes
     batch_keys: ClassVar[Sequence[str]] = (*POINT_KEYS, *WINDOW_KEYS, *COMMON_KEYS)
 
     def __init__(
@@ -137,37 +116,14 @@ class CTDataModule(BaseDataModule):
         check_choice("sample", sample, get_args(SampleKind))
         self.sample, self.window, self.windows = sample, read_window(window), windows or WindowSpec()
         self.max_points, self.most_mm, self.has_sdf = read_most(max_points), read_sdf(sdf), sdf is not None
-        self.source = CTSource(
-            root=root,
-            splits=splits,
-            split_seed=split_seed,
-            occupied_hu=read_range(occupied_hu, self.window),
-            resolution=resolution or Resolution(),
-            min_points=min_points,
-            too_few=too_few,
-            precompute=precompute,
-            cache_data=cache_data,
-            preload=preload,
-            preload_share=preload_share,
-            processes=processes,
-            nan_fill=nan_fill,
-            on_bad=on_bad,
-            cache_dir=cache_dir,
-            samples=samples or {},
-            remote=remote or RemoteOptions(),
-        )
-        self.volumes: CTVolumes
+        occupied_hu = read_range(occupied_hu, self.window)
+        self.source: CTSource = CTSource.of(locals())
 
+    @override
     def prepare_data(self) -> None:
-        """Make the drawn set or the mirror if need be, and index what is not indexed yet."""
-        self.source.refresh()
-        self._open()
+        super().prepare_data()
         if (distances := self._distances()) is not None:
             distances.prepare()
-
-    def setup(self, stage: str) -> None:
-        """Open the index."""
-        self._open()
 
     def build_dataset(self, stage: Stage) -> CTDataset:
         """Volumes of one stage, or windows of them; those of all splits to predict."""
@@ -200,12 +156,12 @@ class CTDataModule(BaseDataModule):
             )
         )
 
-    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Name the files; nothing is drawn here."""
         paths = [self.volumes.bank.name(number) for number in batch["volume_index"].tolist()]
-        return keep_one_count(batch) | {"path": cast(Tensor, paths)}
+        return keep_one_count(batch) | {"path": paths}
 
-    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Widen labels, which travel in four bytes."""
         return widen_labels(batch)
 
@@ -218,11 +174,6 @@ class CTDataModule(BaseDataModule):
         """The keys of `batch_keys` that batches have, as the options and the set are."""
         fields = {*self.dataset("predict").fields, "path"}
         return [key for key in self.batch_keys if key in fields or key.removesuffix("_count") in fields]
-
-    @override
-    def check_sources(self) -> dict[str, int]:
-        """Read every volume and its labels strictly, and keep nothing."""
-        return self.source.check()
 
     @override
     def verify_sources(self) -> list[str]:
@@ -245,6 +196,6 @@ class CTDataModule(BaseDataModule):
         folder = self.source.store_folder / "distances" if self.source.precompute else None
         return PointDistances(self.volumes.bank, folder, self.most_mm)
 
-    def _open(self) -> None:
-        if not hasattr(self, "volumes"):
-            self.volumes = self.source.open()
+    @override
+    def open_source(self) -> None:
+        self.volumes = self.source.open()

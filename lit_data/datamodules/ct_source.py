@@ -1,10 +1,8 @@
 """Where a CT set comes from: its files, the index of their occupied voxels, and the drawn set."""
 
-import hashlib
 import logging
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,13 +13,12 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.ct_volumes import CTVolumes
-from lit_data.datamodules.set_folder import SetFolder
+from lit_data.datamodules.source import Source
 from lit_data.datasets.ct_samples import ensure_ct_samples
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.ordered import ordered_map
 from lit_data.io.progress import track
-from lit_data.io.survey import OnBad
 from lit_data.io.volumes.banks import Precompute, Preload, VolumeBank, open_bank
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.preload import index_source
@@ -38,8 +35,24 @@ TooFew = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CTSource(SetFolder):
-    """The files of a CT set; the arguments are those of `CTDataModule`.
+class CTSource(Source):
+    """The files of a CT set: `.npy`, `.npz`, NIfTI and DICOM volumes in a folder, or one file.
+
+    Args:
+        splits: `auto`, `folders`, shares, or lists, see `split_images`.
+        split_seed: Chooses the volumes of each share.
+        occupied_hu: Voxels above the first and not above the second number are occupied, `None` has no limit; by
+            default those above the lower edge of the window.
+        resolution: What volumes are brought to before they are indexed.
+        min_points: Volumes with fewer occupied voxels are bad.
+        too_few: `error` lists them and ends; `skip` leaves them out and counts them.
+        precompute: True indexes all volumes before the first epoch; `lazy` each at its first use; False at every use.
+        cache_data: Keep what was read in the memory of each process.
+        preload: Read the index into memory before the first epoch: True, False, or `auto`: sets of up to 100 volumes
+            that fit into `preload_share`.
+        preload_share: Share of the available memory.
+        processes: Of the indexing; `auto` takes the cores.
+        nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -48,7 +61,7 @@ class CTSource(SetFolder):
     splits: Splits
     split_seed: int
     occupied_hu: tuple[float, float | None]
-    resolution: Resolution
+    resolution: Resolution = field(default_factory=Resolution)
     min_points: int
     too_few: TooFew
     precompute: Precompute
@@ -57,12 +70,10 @@ class CTSource(SetFolder):
     preload_share: float
     processes: int | Literal["auto"]
     nan_fill: float | None
-    on_bad: OnBad
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("too_few", self.too_few, get_args(TooFew))
-        check_choice("on_bad", self.on_bad, get_args(OnBad))
         check_choice("precompute", self.precompute, get_args(Precompute))
         check_choice("preload", self.preload, get_args(Preload))
         check_choice("cache_data", self.cache_data, (True, False))
@@ -77,10 +88,9 @@ class CTSource(SetFolder):
             raise ConfigError("too_few=skip needs precompute=true, which counts points before the first epoch")
 
     @property
+    @override
     def store_folder(self) -> Path:
-        """Where the index of this set lies."""
-        digest = hashlib.sha256(os.path.realpath(self.folder).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        return self._cache / "stores" / f"{self.folder.name}-{digest}" / "ct"
+        return super().store_folder / "ct"
 
     @cached_property
     def index_options(self) -> IndexOptions:

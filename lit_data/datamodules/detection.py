@@ -32,16 +32,15 @@ from lit_data.grid import pair_px
 from lit_data.io.bank import ImageBank, describe_bank
 from lit_data.io.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
-from lit_data.types import COUNT_SUFFIX, Batch, Stage
+from lit_data.types import COUNT_SUFFIX, Batch, PlannedBatch, Stage
 
 log = logging.getLogger(__name__)
 
 
-class DetectionDataModule(BaseDataModule):
+class DetectionDataModule(BaseDataModule[DetectionDataset]):
     """Images with boxes; training samples may be mosaics.
 
     A batch is a dict:
@@ -63,31 +62,18 @@ class DetectionDataModule(BaseDataModule):
     ``((height, width), ((scale of y, scale of x), (left, top)))``, how its image was fitted; ``None`` for mosaics.
     `torchvision` is (images, targets) for its detectors, `ultralytics` the dict of the v8 losses.
 
-    Args:
-        root: Folder of the set. Without one, a small drawn set is made once in the cache.
-        label_format: `auto`, `yolo`, `coco` or `voc`, see `find_detection_files`.
-        classes: Names of the classes in the order of their numbers; by default those of the set.
-        annotations: The one COCO file to read, relative to the root.
-        difficult: Keep VOC objects that are marked as difficult.
-        splits: `auto`, `folders`, shares, or lists, see `find_detection_files`.
-        split_seed: Chooses the images of each share.
-        size_px: Size of a sample, one number or (height, width).
+    Args, beside those of `DetectionSource` and `BaseDataModule`:
         mosaic: How training samples are put together; none shows each image alone.
         mosaic_on: `worker` draws mosaics of any images of the split. `device` has each image cross the bus once, and
             makes mosaics there of images of the same batch, see `DetectionDataset.plan_batch`: for fast devices.
-        read: How files are read.
-        on_bad: `error` lists all bad files and boxes and ends; `skip` leaves them out and lists them.
-        cache_dir: Where stores and the drawn set lie.
-        samples: Parameters of the drawn set, see `ensure_detection_samples`.
-        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
-        loader: Batch size, workers, seed.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        batch_format: See above.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
+    files: DetectionFiles
+    bank: ImageBank
     batch_keys: ClassVar[Sequence[str]] = (
         "image",
         "boxes",
@@ -124,39 +110,16 @@ class DetectionDataModule(BaseDataModule):
         spelled = spell_out(batch_format)
         super().__init__(loader=loader, batch_format=batch_format if spelled is batch_format else "dict")
         self.batch_format = spelled
-        self.source = DetectionSource(
-            root=root,
-            label_format=label_format,
-            classes=tuple(classes) if classes else None,
-            annotations=annotations,
-            difficult=difficult,
-            splits=splits,
-            split_seed=split_seed,
-            size_px=pair_px("size_px", size_px),
-            read=read or ReadOptions(),
-            on_bad=on_bad,
-            cache_dir=cache_dir,
-            samples=samples or {},
-            remote=remote or RemoteOptions(),
-        )
+        size_px = pair_px("size_px", size_px)
+        classes = tuple(classes) if classes else None
+        self.source: DetectionSource = DetectionSource.of(locals())
         self.mosaic, self.augment = mosaic, stage_augmentations(augment)
         self.workers_draw = check_place(mosaic_on)
-        self.files: DetectionFiles
-        self.bank: ImageBank
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of their numbers."""
         return self.files.labels.classes
-
-    def prepare_data(self) -> None:
-        """Make the drawn set or the mirror if need be, check all labels, and decode what is not decoded yet."""
-        self.source.refresh()
-        self._open()
-
-    def setup(self, stage: str) -> None:
-        """Open the decoded images and the boxes."""
-        self._open()
 
     def build_dataset(self, stage: Stage) -> DetectionDataset:
         """Images of one stage; all of them to predict."""
@@ -174,22 +137,22 @@ class DetectionDataModule(BaseDataModule):
     @override
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
         # The run's length is known now; the dataset may have been made before, for pictures.
-        cast(DetectionDataset, self.dataset(stage)).mosaic_epochs = self._count_mosaic_epochs()
+        self.dataset(stage).mosaic_epochs = self._count_mosaic_epochs()
         return super().make_loader(stage)
 
-    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Name the files, and draw mosaics and augmentation of each sample from its own streams."""
-        dataset = cast(DetectionDataset, self.dataset(stage))
+        dataset = self.dataset(stage)
         paths = [self.bank.name(image) for image in batch["image_index"].tolist()]
-        planned = batch | {"path": cast(Tensor, paths)} | plan_mosaics(dataset, batch)
+        planned = batch | {"path": paths} | plan_mosaics(dataset, batch)
         if wants_shapes(self.batch_format):
-            planned |= {SHAPES_KEY: cast(Tensor, describe_fit(dataset, batch))}
+            planned |= {SHAPES_KEY: describe_fit(dataset, batch)}
         if stage not in self.augment:
             return planned
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
         return planned | self.augment[stage].draw(self.loader.seed, epoch, index, batch["image"].shape[1])
 
-    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cast to 0..1, draw mosaics that are left to the device, and augment."""
         return self._finish(batch, self.augment.get(stage))
 
@@ -201,21 +164,13 @@ class DetectionDataModule(BaseDataModule):
         """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
         return cut_batch(batch, self.batch_format, start, stop)
 
-    def check_sources(self) -> dict[str, int]:
-        """Decode every file strictly and check every label, and keep nothing."""
-        return self.source.check()
-
-    def verify_sources(self) -> list[str]:
-        """Entries of the opened store that are not what they were when it was built."""
-        return cast(DecodedStore, self.bank).verify()
-
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, boxes and classes."""
         images = {f"{split}_images": len(self.files.splits[split]) for split in SPLITS}
         counts = {"boxes": len(self.files.labels.boxes), "classes": ", ".join(self.classes)}
         return describe_bank(self.bank) | images | counts
 
-    def _finish(self, batch: Batch, augment: Augmentation | None) -> Batch:
+    def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
         images, boxes = to_unit(batch), batch["boxes"]
         if augment is not None:
             augmented = augment.forward(Layers(images, boxes=boxes), batch)
@@ -236,7 +191,6 @@ class DetectionDataModule(BaseDataModule):
             log.log(level, "no mosaics: the run has %d epochs, the last %d without", most, self.mosaic.close_epochs)
         return max(0, most - self.mosaic.close_epochs)
 
-    def _open(self) -> None:
-        if hasattr(self, "bank"):
-            return
+    @override
+    def open_source(self) -> None:
         self.files, self.bank = self.source.open()

@@ -1,15 +1,13 @@
 """Where a detection set comes from: its files, its decoded store, and the drawn set."""
 
-import hashlib
-import os
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from typing_extensions import override
 
-from lit_data.datamodules.set_folder import SetFolder
+from lit_data.datamodules.source import Source
 from lit_data.datasets.detection_files import DetectionFiles, LabelFormat, find_detection_files
 from lit_data.datasets.detection_labels import LabelTable
 from lit_data.datasets.detection_samples import ensure_detection_samples
@@ -19,12 +17,22 @@ from lit_data.io.decoders import ImageDecoder, ImageSource
 from lit_data.io.options import ReadOptions
 from lit_data.io.resized import ResizedDecoder
 from lit_data.io.store import DecodedStore
-from lit_data.io.survey import OnBad
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionSource(SetFolder):
-    """The files of a detection set; the arguments are those of `DetectionDataModule`."""
+class DetectionSource(Source):
+    """The files of a detection set.
+
+    Args:
+        label_format: `auto`, `yolo`, `coco` or `voc`, see `find_detection_files`.
+        classes: Names of the classes in the order of their numbers; by default those of the set.
+        annotations: The one COCO file to read, relative to the root.
+        difficult: Keep VOC objects that are marked as difficult.
+        splits: `auto`, `folders`, shares, or lists, see `find_detection_files`.
+        split_seed: Chooses the images of each share.
+        size_px: (height, width) of a sample.
+        read: How files are read.
+    """
 
     label_format: LabelFormat
     classes: tuple[str, ...] | None
@@ -33,8 +41,7 @@ class DetectionSource(SetFolder):
     splits: Splits
     split_seed: int
     size_px: tuple[int, int]
-    read: ReadOptions
-    on_bad: OnBad
+    read: ReadOptions = field(default_factory=ReadOptions)
 
     def open(self) -> tuple[DetectionFiles, DecodedStore]:
         """The images that are good with their boxes and splits, and their pixels; the first call decodes them.
@@ -43,11 +50,9 @@ class DetectionSource(SetFolder):
             DataError: Files or boxes are bad; all of them are listed.
         """
         files = self._find()
-        digest = hashlib.sha256(os.path.realpath(self.folder).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        folder = self._cache / "stores" / f"{self.folder.name}-{digest}" / "detection"
         decoder = ResizedDecoder(self.size_px, ImageDecoder(self.read))
         sources = [ImageSource((path,)) for path in files.images]
-        store = DecodedStore.build(sources, folder, decoder=decoder, on_bad=self.on_bad)
+        store = DecodedStore.build(sources, self.store_folder / "detection", decoder=decoder, on_bad=self.on_bad)
         return _leave_out(files, {path for path, _ in store.skipped}), store
 
     def check(self) -> dict[str, int]:

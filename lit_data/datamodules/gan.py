@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,17 +21,16 @@ from lit_data.datasets.gan_table import Ints, Labels, SampleTable, lie_in_splits
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.io.bank import ImageBank, describe_bank
+from lit_data.io.bank import ImageBank
 from lit_data.io.fitted import FitPadding
 from lit_data.io.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions
-from lit_data.types import Batch, Stage
+from lit_data.types import Batch, PlannedBatch, Stage
 
 
-class GANDataModule(BaseDataModule):
+class GANDataModule(BaseDataModule[GANDataset]):
     """Images of one size, with labels, and with poses where objects are seen from several sides.
 
     A batch is a dict:
@@ -53,39 +52,22 @@ class GANDataModule(BaseDataModule):
     elevation * k + number of the azimuth. Views lie in a folder for each object, in the order of their names, or are
     the tiles of a sheet, row by row. A split has whole objects.
 
-    Args:
-        root: Folder of the images. Without one, a small set of drawn objects is made in the cache.
-        patterns: Globs below the root.
+    Args, beside those of `GANSource` and `BaseDataModule`:
         splits: Images, or objects, to train, val, test: `auto`, `folders`, shares, or lists, see `split_images`; or
             `same`: each split has all of them, as metrics of generated images are mostly given.
         split_seed: Chooses the images of each share.
         image_px: Size of a sample, one number or (height, width).
-        views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none` without it.
-        tiles: Views along each side of a sheet; by default tiles have the size of a sample.
-        azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json`` says, or 0 to 360.
-        elevation_deg: Lowest and highest; by default as ``views.json`` says, or 0 to 60.
         labels: `none`, `folders` (the folder of the image or object), `views` or `objects`.
-        fit: `cover`, `contain`, `stretch` and `keep` as `lit_data.io.fitted.Fit` says, once for the store. `patches`
-            scales nothing: samples are patches of images of any size, at random places for training, else of a grid.
-        padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
         samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
-        read: How files are read; by default alpha is dropped and grey images keep one channel.
-        on_bad: `error` lists all bad files and ends; `skip` leaves them out, with all views of their object.
-        cache: `store` decodes every file once into a memory-mapped store; `lru` decodes on access and keeps
-            `cache_bytes`; `none` decodes on each access.
-        cache_dir: Where stores and the drawn set lie.
-        cache_bytes: Bound of the `lru` cache.
-        samples: Parameters of the drawn set, see `ensure_gan_samples`.
-        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
-        loader: Batch size, workers, seed.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        batch_format: See `BaseDataModule`.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
+    bank: ImageBank
+    table: SampleTable
     batch_keys: ClassVar[Sequence[str]] = ("image", "label", "view", "object", "pose", "index", "image_index", "epoch")
 
     def __init__(
@@ -117,31 +99,12 @@ class GANDataModule(BaseDataModule):
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.image_px = pair_px("image_px", image_px)
-        self.source = GANSource(
-            root=root,
-            patterns=tuple(patterns),
-            views=views,
-            tiles=tiles,
-            azimuth_deg=azimuth_deg,
-            elevation_deg=elevation_deg,
-            image_px=self.image_px,
-            fit=fit,
-            padding=padding,
-            read=read or ReadOptions(alpha="drop"),
-            on_bad=on_bad,
-            cache=cache,
-            cache_dir=cache_dir,
-            cache_bytes=cache_bytes,
-            samples=samples or {},
-            remote=remote or RemoteOptions(),
-        )
+        self.image_px = image_px = pair_px("image_px", image_px)
+        self.source: GANSource = GANSource.of(locals())
         self.splits, self.split_seed, self.labels = splits, split_seed, labels
         self.samples_per_image, self.value_range = samples_per_image, value_range
         self.augment = stage_augmentations(augment)
         self._check()
-        self.bank: ImageBank
-        self.table: SampleTable
 
     @property
     def channels(self) -> int:
@@ -158,15 +121,6 @@ class GANDataModule(BaseDataModule):
         """(azimuth, elevation) of each view in rad, [V, 2] float32, none without views; after `setup`."""
         return None if self.table.poses is None else torch.from_numpy(self.table.poses)
 
-    def prepare_data(self) -> None:
-        """Make the drawn set or the mirror if need be, decode what is not decoded yet; on one process of each node."""
-        self.source.refresh()
-        self._open()
-
-    def setup(self, stage: str) -> None:
-        """Open the decoded images."""
-        self._open()
-
     def build_dataset(self, stage: Stage) -> GANDataset:
         """Images of one stage; all of them to predict."""
         cut: Cut = "random" if stage == "train" else "grid"
@@ -180,50 +134,43 @@ class GANDataModule(BaseDataModule):
             seed=self.loader.seed,
         )
 
-    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw the augmentation of each sample from its own stream."""
         if stage not in self.augment:
             return batch
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
         return batch | self.augment[stage].draw(self.loader.seed, epoch, index, batch["image"].shape[1])
 
-    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cast to 0..1 and augment."""
         return self._finish(batch, self.augment.get(stage))
 
     @override
     def inspect(self, stage: Stage) -> GANInspection:
         plain = partial(self._finish, augment=None) if stage in self.augment else None
-        return GANInspection(cast(GANDataset, self.dataset(stage)), self._values, plain)
+        return GANInspection(self.dataset(stage), self._values, plain)
 
+    @override
     def check_sources(self) -> dict[str, int]:
-        """Decode every file strictly and keep nothing, then see whether there are views, labels and splits for all."""
-        names = self.source.check()
-        table = self._tabulate(names, ())
+        found = super().check_sources()
+        table = self._tabulate(self.source.list_names(), ())
         counts = {f"{split}_objects": len(objects) for split, objects in self._split(table).items()}
-        return {"images": len(names), "objects": len(table.objects)} | counts
-
-    def verify_sources(self) -> list[str]:
-        """Entries of the opened store that are not what they were when it was built; needs `cache=store`."""
-        if not isinstance(self.bank, DecodedStore):
-            raise ConfigError("only a store can be verified: set data.cache=store")
-        return self.bank.verify()
+        return found | {"objects": len(table.objects)} | counts
 
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, objects, samples of each split, labels, bytes of its pixels."""
         views = 0 if self.table.poses is None else len(self.table.poses)
         counts = {"objects": len(self.table.objects), "views": views, "labels": self.num_labels}
-        return describe_bank(self.bank) | counts | super().describe()
+        return super().describe() | counts
 
-    def _finish(self, batch: Batch, augment: Augmentation | None) -> Batch:
+    def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
         images = to_unit(batch["image"], self._values)
         if augment is not None:
             images = augment.forward(Layers(images), batch).images
         return {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
 
-    def _open(self) -> None:
-        if hasattr(self, "bank"):
-            return
+    @override
+    def open_source(self) -> None:
         bank = self.source.open_images()
         self._values = find_unit_range(bank.dtype, self.value_range)
         names = [self.source.name(bank.name(number)) for number in range(len(bank))]

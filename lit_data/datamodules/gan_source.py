@@ -1,17 +1,15 @@
 """Where the pixels of a GAN set come from: its images, what its views are, and the drawn objects."""
 
-import hashlib
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from typing_extensions import override
 
 from lit_data.checks import check_choice
-from lit_data.datamodules.set_folder import SetFolder
+from lit_data.datamodules.source import DecodedSource
 from lit_data.datasets.gan_samples import ensure_gan_samples
 from lit_data.datasets.gan_table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
 from lit_data.errors import ConfigError, DataError, Problems
@@ -19,12 +17,9 @@ from lit_data.io.bank import ImageBank
 from lit_data.io.checking import find_faults
 from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.discovery import find_images
-from lit_data.io.files import DecodedFiles
 from lit_data.io.fitted import Fit, FitPadding, FittedDecoder
 from lit_data.io.options import ReadOptions
 from lit_data.io.remote import Scope
-from lit_data.io.store import DecodedStore
-from lit_data.io.survey import OnBad
 
 ViewOption = Literal["auto"] | Views
 FitOption = Fit | Literal["patches"]
@@ -33,16 +28,24 @@ _CHOICES: Final = {
     "views": ("auto", *get_args(Views)),
     "fit": (*get_args(Fit), "patches"),
     "padding": get_args(FitPadding),
-    "on_bad": ("error", "skip"),
-    "cache": ("store", "lru", "none"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class GANSource(SetFolder):
-    """The files of a GAN set; the arguments are those of `GANDataModule`."""
+class GANSource(DecodedSource):
+    """The files of a GAN set; by default alpha is dropped and grey images keep one channel.
 
-    patterns: tuple[str, ...]
+    Args:
+        views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none` without it.
+        tiles: Views along each side of a sheet; by default tiles have the size of a sample.
+        azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json`` says, or 0 to 360.
+        elevation_deg: Lowest and highest; by default as ``views.json`` says, or 0 to 60.
+        image_px: (height, width) of a sample.
+        fit: `cover`, `contain`, `stretch` and `keep` as `lit_data.io.fitted.Fit` says, once for the store. `patches`
+            scales nothing: samples are patches of images of any size, at random places for training, else of a grid.
+        padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
+    """
+
     views: ViewOption
     tiles: int | None
     azimuth_deg: tuple[float, float] | None
@@ -50,10 +53,7 @@ class GANSource(SetFolder):
     image_px: tuple[int, int]
     fit: FitOption
     padding: FitPadding
-    read: ReadOptions
-    on_bad: OnBad
-    cache: str
-    cache_bytes: int
+    read: ReadOptions = field(default_factory=partial(ReadOptions, alpha="drop"))
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -91,30 +91,19 @@ class GANSource(SetFolder):
         Raises:
             DataError: Files are bad, or not all have one dtype and number of channels.
         """
-        sources = self._list_images()
-        if self.cache == "store":
-            identity = repr((os.path.realpath(self.folder), self.patterns))
-            digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-            folder = self._cache / "stores" / f"{self.folder.name}-{digest}" / "gan"
-            return DecodedStore.build(sources, folder, decoder=self._decoder, on_bad=self.on_bad)
-        cache_bytes = self.cache_bytes if self.cache == "lru" else 0
-        return DecodedFiles(sources, self._decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
+        return self._open_bank(self._list_images(), self._decoder, "gan")
 
-    def name(self, path: str | Path) -> str:
-        """A path relative to the root, with forward slashes."""
-        return Path(os.path.relpath(path, self.folder)).as_posix()
-
-    def check(self) -> list[str]:
-        """Decode every image strictly and keep nothing; return the names of the images.
-
-        Raises:
-            DataError: Files are bad; all of them are listed.
-        """
+    @override
+    def check(self) -> dict[str, int]:
         self.refresh()
         sources = self._list_images()
         problems = find_faults(sources, self._decoder)
         problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
-        return [self.name(source.paths[0]) for source in sources]
+        return {"images": len(sources)}
+
+    def list_names(self) -> list[str]:
+        """Names of all images, good or bad."""
+        return [self.name(source.paths[0]) for source in self._list_images()]
 
     @property
     def _decoder(self) -> Decoder:

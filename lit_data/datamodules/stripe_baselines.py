@@ -32,7 +32,7 @@ def build_stripe_baselines(
         return {}
     recipe = StripeRecipe(
         patch_px=dataset.grid.patch_px,
-        decoder=files.image_decoder(),
+        decoder=files.decoder,
         mask_read=files.mask_read,
         dtype=dataset.bank.dtype.name,
         low=transformation.values.low,
@@ -43,7 +43,7 @@ def build_stripe_baselines(
         nuisance=PatchNuisance(transformation.nuisance, transformation.seed) if transformation.nuisance else None,
         finished=finished,
     )
-    patches = list_patches(dataset, {source.paths[0]: source for source in files.list_images().sources})
+    patches = list_patches(dataset, {source.paths[0]: source for source in files.list_images()})
     return {
         "original": OriginalStripes(patches, recipe),
         "improved": ImprovedStripes(patches, recipe, cache_bytes=files.cache_bytes),

@@ -16,7 +16,7 @@ from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 from lit_data.synthesis.annotation import Annotations, annotate
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.values import ValueRange
-from lit_data.types import Batch, Stage
+from lit_data.types import PlannedBatch, Stage
 
 
 class StripeInspection(Inspection):
@@ -35,22 +35,22 @@ class StripeInspection(Inspection):
         self._dataset, self._transformation, self._pixels, self._stage = dataset, transformation, pixels, stage
 
     @override
-    def annotate(self, batch: Batch) -> tuple[DefectPlan, Annotations] | None:
+    def annotate(self, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:
         return self._transformation.annotate(self._cut_clean(batch), self._with_plan(batch), self._stage)
 
     @override
-    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
         return self._transformation.describe_plan(self._with_plan(batch), rows)
 
     @override
-    def draw(self, batch: Batch) -> Batch | None:
+    def draw(self, batch: PlannedBatch) -> PlannedBatch | None:
         if self._stage not in self._transformation.augment:
             return None
         images, masks = self._transformation.draw(self._with_pixels(batch))
         return {"image": images} if masks is None else {"image": images, "mask": masks}
 
     @override
-    def preview_families(self, batch: Batch) -> list[FamilyPreview]:
+    def preview_families(self, batch: PlannedBatch) -> list[FamilyPreview]:
         return _preview_families(self._transformation, self._cut_clean(batch), batch)
 
     @override
@@ -58,20 +58,21 @@ class StripeInspection(Inspection):
         whole = self._transformation.keeps_whole_values(self._stage)
         return (self._dataset.bank.dtype.name, self._transformation.values) if whole else None
 
-    def _with_plan(self, batch: Batch) -> Batch:
+    def _with_plan(self, batch: PlannedBatch) -> PlannedBatch:
         return self._transformation.add_plan(batch, self._stage) if self._dataset.defects is not None else batch
 
-    def _with_pixels(self, batch: Batch) -> Batch:
+    def _with_pixels(self, batch: PlannedBatch) -> PlannedBatch:
         return batch if "image" in batch else self._pixels.fill(batch, self._dataset)
 
-    def _cut_clean(self, batch: Batch) -> Tensor:
+    def _cut_clean(self, batch: PlannedBatch) -> Tensor:
         """Stored pixels without the defects that workers may have drawn: [B, C, H, W]."""
         if self._dataset.defects is None:
-            return self._with_pixels(batch)["image"]
+            images: Tensor = self._with_pixels(batch)["image"]
+            return images
         return torch.from_numpy(self._dataset.cut(batch["image_index"].numpy(), batch["position"].numpy()))
 
 
-def _preview_families(transformation: StripeTransform, clean: Tensor, batch: Batch) -> list[FamilyPreview]:
+def _preview_families(transformation: StripeTransform, clean: Tensor, batch: PlannedBatch) -> list[FamilyPreview]:
     """Draw every family of a synthesis on the same patches.
 
     Args:
@@ -88,13 +89,13 @@ def _preview_families(transformation: StripeTransform, clean: Tensor, batch: Bat
     return [_preview(plain, spec, family, planned) for family in spec.members]
 
 
-def _preview(plain: StripeTransform, spec: DefectSpec, family: Family, batch: Batch) -> FamilyPreview:
+def _preview(plain: StripeTransform, spec: DefectSpec, family: Family, batch: PlannedBatch) -> FamilyPreview:
     alone = replace(spec, families=(family,), probability=1.0, count=(1, 1), true_count=(1, 1))
     clean = batch["image"]
     shape = (len(plain.expand), *clean.shape[-2:])
     plan = sample_plan(alone, plain.seed, int(batch["epoch"][0]), batch["index"].numpy(), shape).to("cpu")
     before, _ = plain.draw(batch | {"image": clean.clone()})
-    after, masks = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: cast(Tensor, plan)})
+    after, masks = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: plan})
     images, values = plain.spread(clean, batch)
     severity = annotate(images, plan, values).severity
     order = torch.argsort(plan.row)

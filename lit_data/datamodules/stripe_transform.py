@@ -15,7 +15,7 @@ from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.annotation import Annotations, annotate
 from lit_data.synthesis.values import ValueRange
-from lit_data.types import Batch, Stage
+from lit_data.types import PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"
 """Where a planned batch holds its `DefectPlan`, which moves to a device as tensors do."""
@@ -43,7 +43,7 @@ class StripeTransform:
     nuisance: SingleTexture | None
     augment: Mapping[Stage, Augmentation]
 
-    def plan(self, batch: Batch, stage: Stage) -> Batch:
+    def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
         """Add the drawn numbers of each sample, from its own stream.
 
         Args:
@@ -62,15 +62,15 @@ class StripeTransform:
             batch = batch | self.augment[stage].draw(self.seed, epoch, index, channels)
         return batch
 
-    def add_plan(self, batch: Batch, stage: Stage) -> Batch:
+    def add_plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
         """Add the defects of each sample to a batch, drawn yet or not."""
         if self.synthesis is None:
             return batch
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
         plan = sample_plan(self.synthesis, self.seed, epoch, index, (len(self.expand), *self.read_px[stage]))
-        return batch | {PLAN_KEY: cast(Tensor, plan.to("cpu"))}
+        return batch | {PLAN_KEY: plan.to("cpu")}
 
-    def finish(self, batch: Batch, stage: Stage) -> tuple[Tensor, Tensor | None]:
+    def finish(self, batch: PlannedBatch, stage: Stage) -> tuple[Tensor, Tensor | None]:
         """Do the work that was planned, on the device of the batch.
 
         Args:
@@ -87,7 +87,7 @@ class StripeTransform:
         augmented = self.augment[stage].forward(Layers(images, masks), batch)
         return augmented.images, augmented.masks
 
-    def draw(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def draw(self, batch: PlannedBatch) -> tuple[Tensor, Tensor | None]:
         """What `finish` does before augmentation."""
         images, values = self.spread(batch["image"], batch)
         masks = batch["mask"].to(torch.float32) if "mask" in batch else None
@@ -98,7 +98,7 @@ class StripeTransform:
             images, masks = render(own.contiguous(), plan, values)
         return to_unit(images, values), masks
 
-    def spread(self, images: Tensor, batch: Batch) -> tuple[Tensor, ValueRange]:
+    def spread(self, images: Tensor, batch: PlannedBatch) -> tuple[Tensor, ValueRange]:
         """Stored pixels as target and references, [B, 3, H, W], with their value range; told apart if need be."""
         if self.expand != tuple(range(images.shape[1])):
             if images.dtype is torch.uint16 and images.is_cuda:
@@ -120,7 +120,7 @@ class StripeTransform:
         stored = self.values.whole and self.nuisance is None and self.expand == tuple(range(len(ROLES)))
         return DefectWriter(self.synthesis, self.seed, self.values) if self.synthesis and stored else None
 
-    def annotate(self, clean: Tensor, batch: Batch, stage: Stage) -> tuple[DefectPlan, Annotations] | None:
+    def annotate(self, clean: Tensor, batch: PlannedBatch, stage: Stage) -> tuple[DefectPlan, Annotations] | None:
         """Where the defects of a planned batch end up, and how strong they are.
 
         Args:
@@ -141,7 +141,7 @@ class StripeTransform:
             found = replace(found, labels=cast(Tensor, self.augment[stage].forward(layers, batch).masks))
         return plan, found
 
-    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The defects planned for some samples of a batch, one dict each; places are those before augmentation.
 
         Args:
@@ -164,8 +164,9 @@ class StripeTransform:
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def _plan_of(self, batch: Batch) -> DefectPlan | None:
-        return cast(DefectPlan | None, batch.get(PLAN_KEY))
+    def _plan_of(self, batch: PlannedBatch) -> DefectPlan | None:
+        plan: DefectPlan | None = batch.get(PLAN_KEY)
+        return plan
 
 
 def find_margins(augment: Mapping[Stage, Augmentation], patch_px: tuple[int, int]) -> dict[Stage, tuple[int, int]]:

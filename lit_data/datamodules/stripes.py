@@ -1,14 +1,13 @@
 """`StripeDataModule`: inspection images with a target and two references."""
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import Dataset
+from typing_extensions import override
 
 from lit_data.augment import SingleTexture, stage_augmentations
 from lit_data.datamodules.backend import Backend, DrawingBackend
@@ -28,14 +27,13 @@ from lit_data.io.bank import ImageBank, describe_bank
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Batch, Stage
+from lit_data.types import Batch, PlannedBatch, Stage
 
 
-class StripeDataModule(BaseDataModule):
+class StripeDataModule(BaseDataModule[StripeDataset]):
     """Patches of inspection images; defects are drawn on the device, real masks are used where there are any.
 
     A batch is a dict:
@@ -54,31 +52,14 @@ class StripeDataModule(BaseDataModule):
     `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2`` ([B, 1, H, W]).
     `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
 
-    Args:
-        root: Folder of the images. Without one, a small sample set is made once in the cache.
-        layout: `channels`, `files`, `pairs` or `single`, see `lit_data.datasets.layouts.list_sources`.
-        channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and ref2.
-        files: For `files` and `pairs`: for each role a glob with one ``*``.
-        patterns: Globs below the root, for the other layouts.
+    Args, beside those of `StripeFiles` and `BaseDataModule`:
         splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see `split_images`.
         split_seed: Chooses the images of each share.
-        masks: Folder (absolute or below the root) of real masks with the stems of their images, or none.
-        mask_read: How masks are read: their values, palettes.
         mask_splits: Splits that use the masks instead of synthesis.
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches.
         edges: `cover`, `drop` or `pad`, see `PatchGrid`.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
-        read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
-        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
-        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory
-            of the device once and cuts patches there; `lru` decodes on access and keeps `cache_bytes`; `none`
-            decodes on each access.
-        cache_dir: Where stores and the sample set lie.
-        cache_bytes: Bound of the `lru` cache.
-        samples: Parameters of the sample set, see `StripeSampleSpec`.
-        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
-        loader: Batch size, workers, seed.
         synthesis: Defects to draw; none draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs; an `Augmentation`, or any module
             of yours (see `lit_data.augment.Foreign`). None leaves images as they are.
@@ -86,12 +67,14 @@ class StripeDataModule(BaseDataModule):
         backend: Where defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`:
             where a short measurement says. The samples are the same to the byte on the CPU, and to one grey level of
             255 between CPU and GPU.
-        batch_format: See above.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
+    bank: ImageBank
+    grid: PatchGrid
+    transformation: StripeTransform
     batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "index", "image_index", "position", "epoch")
     channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
 
@@ -127,52 +110,29 @@ class StripeDataModule(BaseDataModule):
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source_files = StripeFiles(
-            root=root,
-            layout=layout,
-            channels=tuple(channels),
-            files=files,
-            patterns=tuple(patterns),
-            masks=masks,
-            mask_read=mask_read or MaskOptions(),
-            read=read or ReadOptions(),
-            on_bad=on_bad,
-            cache=cache,
-            cache_dir=cache_dir,
-            cache_bytes=cache_bytes,
-            samples=samples or {},
-            remote=remote or RemoteOptions(),
-        )
+        self.source: StripeFiles = StripeFiles.of(locals())
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
         self.patch_px, self.stride_px = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)
         self.edges, self.value_range = edges, value_range
         self.synthesis, self.augment, self.backend = synthesis, augment, DrawingBackend(backend)
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
-        self.bank: ImageBank
-        self.grid: PatchGrid
-        self.transformation: StripeTransform
         self._device_patches = DevicePatches()
 
+    @override
     def prepare_data(self) -> None:
-        """Make the sample set or the mirror if need be, decode what is not decoded yet; on one process of each node."""
-        self.source_files.refresh()
-        self._open()
-        if self.source_files.mask_folder:
+        super().prepare_data()
+        if self.source.mask_folder:
             for split in self.mask_splits:
                 self.dataset(split)
 
-    def setup(self, stage: str) -> None:
-        """Open the decoded images and find the patches."""
-        self._open()
-
     def build_dataset(self, stage: Stage) -> StripeDataset:
         """Patches of the images of one stage; those of all images to predict."""
-        pixels, margin_px = self.source_files.cache != "device", self.margins_px[stage]
+        pixels, margin_px = self.source.cache != "device", self.margins_px[stage]
         if stage == "predict":
             return StripeDataset(self.bank, self.grid, pixels=pixels, margin_px=margin_px)
         images, masks = self.split_images[stage], None
         if stage in self.mask_splits:
-            masks, kept = self.source_files.open_masks(images.tolist(), self.bank, stage)
+            masks, kept = self.source.open_masks(images.tolist(), self.bank, stage)
             images = np.asarray(kept, np.int64)
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
@@ -184,41 +144,31 @@ class StripeDataModule(BaseDataModule):
             return dataset
         return StripeDataset(self.bank, self.grid, images=images, defects=writer, margin_px=margin_px)
 
-    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
         return self.transformation.plan(batch, stage)
 
-    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cut what was not cut by the loader, cast to float, spread to three channels, render defects, augment."""
         if "image" not in batch:
-            batch = self._device_patches.fill(batch, self._stripes(stage))
+            batch = self._device_patches.fill(batch, self.dataset(stage))
         images, masks = self.transformation.finish(batch, stage)
         finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
         return finished if masks is None else finished | {"mask": masks}
 
     def inspect(self, stage: Stage) -> StripeInspection:
         """The plans of samples, where their defects show, and each family of defects on its own."""
-        return StripeInspection(self._stripes(stage), self.transformation, self._device_patches, stage)
+        return StripeInspection(self.dataset(stage), self.transformation, self._device_patches, stage)
 
     def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
         """For ``benchmark``: whole-image decoding and drawing, and its improved form."""
-        dataset = self._stripes(stage)
-        return build_stripe_baselines(dataset, self.source_files, self.transformation, finished=finished)
+        dataset = self.dataset(stage)
+        return build_stripe_baselines(dataset, self.source, self.transformation, finished=finished)
 
+    @override
     def check_sources(self) -> dict[str, int]:
-        """Decode every file strictly and keep nothing, then see whether images, masks and patches fit together."""
-        self.source_files.check()
-        unstored = copy.copy(self)
-        unstored._datasets = {}  # its own: those of this module read from the store
-        unstored.source_files = replace(self.source_files, cache="none")
-        unstored.setup("fit")
-        return unstored.describe()
-
-    def verify_sources(self) -> list[str]:
-        """Entries of the opened store that are not what they were when it was built; needs `cache=store`."""
-        if not isinstance(self.bank, DecodedStore):
-            raise ConfigError("only a store can be verified: set data.cache=store")
-        return self.bank.verify()
+        super().check_sources()
+        return self._unstored().describe()
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """For each stage that was read its workers, and who draws the defects."""
@@ -230,23 +180,19 @@ class StripeDataModule(BaseDataModule):
         images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
         return describe_bank(self.bank) | images | patches
 
-    def _stripes(self, stage: Stage) -> StripeDataset:
-        return cast(StripeDataset, self.dataset(stage))
-
-    def _open(self) -> None:
-        if hasattr(self, "bank"):
-            return
-        self.bank = self.source_files.open_images()
+    @override
+    def open_source(self) -> None:
+        self.bank = self.source.open_images()
         sizes_px = self.bank.heights_px, self.bank.widths_px
         self.grid = PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name)
-        names = self.source_files.names(self.bank)
+        names = self.source.names(self.bank)
         self.split_images: dict[str, NDArray[np.int64]] = split_images(names, self.splits, seed=self.split_seed)
         augment, patch_px = stage_augmentations(self.augment), self.grid.patch_px
         self.margins_px = find_margins(augment, patch_px)
         self.transformation = StripeTransform(
             values=find_unit_range(self.bank.dtype, self.value_range),
             read_px={s: (patch_px[0] + 2 * m[0], patch_px[1] + 2 * m[1]) for s, m in self.margins_px.items()},
-            expand=rule_of(self.source_files.layout).expand,
+            expand=rule_of(self.source.layout).expand,
             seed=self.loader.seed,
             synthesis=self.synthesis,
             nuisance=self.nuisance,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks
 from lit_data.synthesis.watermarks.spec import MODES, WatermarkSpec
 from lit_data.synthesis.watermarks.visible import keep_visible
-from lit_data.types import Batch, Stage
+from lit_data.types import PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"
 """Where a planned batch holds its `BatchPlan`, which moves to a device as tensors do."""
@@ -57,17 +57,17 @@ class WatermarkTransform:
     augment: Mapping[Stage, Augmentation]
     clean: bool
 
-    def plan(self, batch: Batch, stage: Stage, dataset: WatermarkDataset) -> Batch:
+    def plan(self, batch: PlannedBatch, stage: Stage, dataset: WatermarkDataset) -> PlannedBatch:
         """Add what is drawn for each sample, from its own stream, to a batch on the host."""
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
         plan = self.sample(batch, dataset)
         planned = BatchPlan(dataset.size_at(epoch), None if plan is None else Look.of(plan))
-        batch = batch | {PLAN_KEY: cast(Tensor, planned)}
+        batch = batch | {PLAN_KEY: planned}
         if stage in self.augment:
             batch = batch | self.augment[stage].draw(self.seed, epoch, index, batch["image"].shape[1])
         return batch
 
-    def sample(self, batch: Batch, dataset: WatermarkDataset) -> WatermarkPlan | None:
+    def sample(self, batch: PlannedBatch, dataset: WatermarkDataset) -> WatermarkPlan | None:
         """The watermarks of a batch on the host, in the colours that can be seen; none where none are drawn."""
         if self.spec is None or "cover" not in batch:
             return None
@@ -75,7 +75,7 @@ class WatermarkTransform:
         plan = sample_watermarks(self.spec, self.seed, epoch, index, dataset.size_at(epoch))
         return keep_visible(plan, batch["under"].numpy())
 
-    def finish(self, batch: Batch, stage: Stage) -> Batch:
+    def finish(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
         """Do the work that was planned, on the device of the batch.
 
         Args:
@@ -98,9 +98,9 @@ class WatermarkTransform:
             finished["clean"] = augment.forward(Layers(drawn["clean"]), batch).images
         return finished
 
-    def draw(self, batch: Batch) -> Batch:
+    def draw(self, batch: PlannedBatch) -> PlannedBatch:
         """What `finish` does before augmentation."""
-        plan = cast(BatchPlan, batch[PLAN_KEY])
+        plan = batch[PLAN_KEY]
         corner, look = corner_of(plan.size_px), plan.look
         images = batch["image"][corner]
         if look is None:
@@ -110,7 +110,9 @@ class WatermarkTransform:
         finished = {"image": degrade(blend(images, cover, look), look), "mask": self._mask(cover, look)}
         return finished | ({"clean": torch.div(images, 255.0)} if self.clean else {})
 
-    def describe_plan(self, batch: Batch, rows: Sequence[int], dataset: WatermarkDataset) -> list[dict[str, Any]]:
+    def describe_plan(
+        self, batch: PlannedBatch, rows: Sequence[int], dataset: WatermarkDataset
+    ) -> list[dict[str, Any]]:
         """The texts drawn in some samples of a batch, one dict each; places are those before augmentation."""
         plan = self.sample(batch, dataset)
         if plan is None or dataset.marks is None:

@@ -1,9 +1,7 @@
 """`WatermarkDataModule`: pages and photographs with text watermarks, drawn or real."""
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -20,18 +18,17 @@ from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.datasets.watermarks import WatermarkDataset
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.io.bank import ImageBank, describe_bank
+from lit_data.io.bank import ImageBank
 from lit_data.io.masks import MaskOptions
 from lit_data.io.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.store import DecodedStore
 from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
-from lit_data.types import Batch, Stage
+from lit_data.types import Batch, PlannedBatch, Stage
 
 
-class WatermarkDataModule(BaseDataModule):
+class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
     """Patches of images of any size; watermarks are drawn into them, or lie in them and have masks.
 
     A batch is a dict:
@@ -51,13 +48,9 @@ class WatermarkDataModule(BaseDataModule):
     Training patches are cut at random; those of the other stages lie on a grid and have the same watermarks in every
     epoch. Prediction takes the grid of all images, as they are.
 
-    Args:
-        root: Folder of the images. Without one, a small set of drawn pages and photographs is made in the cache.
-        patterns: Globs below the root.
+    Args, beside those of `WatermarkSource` and `BaseDataModule`:
         splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see `split_images`.
         split_seed: Chooses the images of each share.
-        masks: Folder (absolute or below the root) of masks with the stems of their images, or none.
-        mask_read: How masks are read: their values, palettes.
         mask_splits: Splits that use the masks instead of drawn watermarks.
         patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
         stride_px: Distance between the patches of the grid; by default they lie side by side.
@@ -65,23 +58,15 @@ class WatermarkDataModule(BaseDataModule):
         progressive: Sizes of training patches by epoch, in place of `patch_px`; (first epoch, side in px) each, or
             a `ProgressiveSize`.
         clean: Batches hold ``clean`` too, for modules that restore images; of drawn watermarks alone.
-        read: How files are read; by default grey images are copied to three channels and alpha is dropped.
-        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
-        cache: `store` decodes every file once into a memory-mapped store; `lru` decodes on access and keeps
-            `cache_bytes`; `none` decodes on each access.
-        cache_dir: Where stores and the drawn set lie.
-        cache_bytes: Bound of the `lru` cache.
-        samples: Parameters of the drawn set, see `ensure_watermark_samples`.
-        remote: How a root on a server, such as ``s3://bucket/folder`` or ``https://host/folder``, is read.
-        loader: Batch size, workers, seed.
         synthesis: Watermarks to draw; none draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        batch_format: See `BaseDataModule`.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
+    bank: ImageBank
+    marks: GlyphBank | None
     batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "clean", "index", "image_index", "position", "epoch")
 
     def __init__(
@@ -112,19 +97,7 @@ class WatermarkDataModule(BaseDataModule):
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source = WatermarkSource(
-            root=root,
-            patterns=tuple(patterns),
-            masks=masks,
-            mask_read=mask_read or MaskOptions(),
-            read=read or ReadOptions(gray_to_rgb=True, alpha="drop"),
-            on_bad=on_bad,
-            cache=cache,
-            cache_dir=cache_dir,
-            cache_bytes=cache_bytes,
-            samples=samples or {},
-            remote=remote or RemoteOptions(),
-        )
+        self.source: WatermarkSource = WatermarkSource.of(locals())
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
         self.patch_px, self.stride_px = pair_px("patch_px", patch_px), stride_px
         self.samples_per_image, self.progressive = samples_per_image, _read_sizes(progressive)
@@ -132,20 +105,13 @@ class WatermarkDataModule(BaseDataModule):
             spec=synthesis, seed=self.loader.seed, augment=stage_augmentations(augment), clean=clean
         )
         self._check()
-        self.bank: ImageBank
-        self.marks: GlyphBank | None
 
+    @override
     def prepare_data(self) -> None:
-        """Make the drawn set or the mirror if need be, decode what is not decoded yet; on one process of each node."""
-        self.source.refresh()
-        self._open()
+        super().prepare_data()
         if self.source.masks:
             for split in self.mask_splits:
                 self.dataset(split)
-
-    def setup(self, stage: str) -> None:
-        """Open the decoded images and find the fonts."""
-        self._open()
 
     def build_dataset(self, stage: Stage) -> WatermarkDataset:
         """Patches of the images of one stage; those of all images, as they are, to predict."""
@@ -170,47 +136,32 @@ class WatermarkDataModule(BaseDataModule):
             seed=self.loader.seed,
         )
 
-    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw watermarks and augmentation of each sample from its own stream."""
-        return self.transformation.plan(batch, stage, self._patches(stage))
+        return self.transformation.plan(batch, stage, self.dataset(stage))
 
-    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cut to the size of the epoch, cast to float, blend and compress, augment."""
         finished = {key: batch[key] for key in self.batch_keys if key in batch}
         return finished | self.transformation.finish(batch, stage)
 
     @override
     def inspect(self, stage: Stage) -> WatermarkInspection:
-        return WatermarkInspection(self._patches(stage), self.transformation, stage)
+        return WatermarkInspection(self.dataset(stage), self.transformation, stage)
 
+    @override
     def check_sources(self) -> dict[str, int]:
-        """Decode every file strictly and keep nothing, then see whether images, masks and fonts fit together."""
-        found = self.source.check()
-        unstored = copy.copy(self)
-        unstored._datasets = {}  # its own: those of this module read from the store
-        unstored.source = replace(self.source, cache="none")
-        unstored.__dict__.pop("bank", None)
-        unstored.setup("fit")
-        return found | {f"{split}_samples": len(unstored.dataset(split)) for split in SPLITS}
-
-    def verify_sources(self) -> list[str]:
-        """Entries of the opened store that are not what they were when it was built; needs `cache=store`."""
-        if not isinstance(self.bank, DecodedStore):
-            raise ConfigError("only a store can be verified: set data.cache=store")
-        return self.bank.verify()
+        found, fresh = super().check_sources(), self._unstored()
+        return found | {f"{split}_samples": len(fresh.dataset(split)) for split in SPLITS}
 
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, samples of each split, bytes of its pixels, fonts."""
         images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
         fonts = {"fonts": len(self.marks.fonts) if self.marks else 0}
-        return describe_bank(self.bank) | images | super().describe() | fonts
+        return super().describe() | images | fonts
 
-    def _patches(self, stage: Stage) -> WatermarkDataset:
-        return cast(WatermarkDataset, self.dataset(stage))
-
-    def _open(self) -> None:
-        if hasattr(self, "bank"):
-            return
+    @override
+    def open_source(self) -> None:
         spec = self.transformation.spec
         self.marks = GlyphBank(spec) if spec else None
         self.bank = self.source.open_images()

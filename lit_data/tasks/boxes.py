@@ -19,7 +19,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules import DetectionDataModule
-from lit_data.datasets import DetectionDataset
 from lit_data.errors import ConfigError
 from lit_data.files import write_text
 from lit_data.io.image_files import write_image
@@ -256,7 +255,7 @@ class BoxWriter(PredictionWriter):
     )
 
     def __init__(self, datamodule: DetectionDataModule, folder: Path, *, threshold: float, min_area_px: int) -> None:
-        self._dataset = cast(DetectionDataset, datamodule.dataset("predict"))
+        self._dataset = datamodule.dataset("predict")
         self._classes, root = datamodule.classes, datamodule.source.folder
         self._folder, self._threshold, self._min_area_px = folder, threshold, min_area_px
         self._bank = self._dataset.bank

@@ -82,7 +82,7 @@ class StripeTask(PatchTask):
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "MapWriter":
         options.refuse("maps of defects", *self.unused)
-        if self.datamodule.source_files.layout == "single":
+        if self.datamodule.source.layout == "single":
             log.warning(
                 "layout=single: target and references are one image, so what is really in it is in all three and not "
                 "found; the maps show false alarms only"
@@ -285,7 +285,7 @@ def open_stripe_images(datamodule: StripeDataModule) -> WholeImages:
     of the predict stage), an image is finished whole by the datamodule, as one patch would be.
     """
     transform = datamodule.transformation
-    names = datamodule.source_files.names(datamodule.bank)
+    names = datamodule.source.names(datamodule.bank)
     if transform.nuisance is not None or "predict" in transform.augment:
         return WholeImages(
             bank=datamodule.bank,

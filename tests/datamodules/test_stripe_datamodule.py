@@ -13,6 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lit_data.augment import Geometry, SingleTexture, StripeAugment
 from lit_data.callbacks import DataWaitMonitor, SampleDigest
 from lit_data.datamodules import StripeDataModule
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
@@ -425,6 +426,25 @@ def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
         datamodule.check_sources()
     with pytest.raises(ConfigError, match="only a store can be verified"):
         make(write_images(tmp_path / "other"), cache="lru").verify_sources()
+
+
+def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make, tmp_path: Path) -> None:
+    datamodule = make()
+    before = datamodule.describe()
+    train = (
+        datamodule.source.folder / datamodule.source.names(datamodule.bank)[int(datamodule.split_images["train"][0])]
+    )
+    cv2.imwrite(str(train), np.tile(cv2.imread(str(train)), (2, 1, 1)))
+    checked = datamodule.check_sources()
+    assert checked["train_patches"] > before["train_patches"]
+    assert datamodule.describe() == before
+    with pytest.raises(ConfigError, match="only a store can be verified"):
+        datamodule._unstored().verify_sources()
+
+
+def test_a_datamodule_without_datasets_is_none() -> None:
+    with pytest.raises(TypeError, match="abstract method '?build_dataset'?"):
+        BaseDataModule()  # type: ignore[abstract]
 
 
 def _trainer(**options: Any) -> L.Trainer:

@@ -130,7 +130,7 @@ def test_tiles_of_whole_images_say_what_patches_said(
     with torch.inference_mode():
         before = model.predict_step(batch, 0)["probability"][:, 0].numpy()
     assert before.std() > 0.01
-    for number, name in enumerate(data.source_files.names(data.bank)):
+    for number, name in enumerate(data.source.names(data.bank)):
         np.testing.assert_allclose(_read_map(tmp_path / "run", name), before[number], rtol=0, atol=2e-5)
 
 

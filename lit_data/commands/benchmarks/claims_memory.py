@@ -15,7 +15,6 @@ import psutil
 from lit_data.commands.benchmarks.pair import Pair
 from lit_data.commands.benchmarks.reader_process import serve_reads
 from lit_data.datamodules import StripeDataModule
-from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripe_baselines import ImprovedStripes, OriginalStripes, StripePatch
 from lit_data.grid import PatchGrid
 from lit_data.io.bank import ImageBank
@@ -25,7 +24,7 @@ _ANSWER_S = 300.0
 
 def measure_index(datamodule: StripeDataModule) -> Pair:
     """Bytes of a list with a tuple for each patch, file names shared, and of the grid of the same images."""
-    dataset = cast(StripeDataset, datamodule.dataset("train"))
+    dataset = datamodule.dataset("train")
     patches = cast(OriginalStripes, datamodule.baseline_datasets("train")["original"]).patches
     grid = dataset.grid
     heights, widths = grid.heights_px[dataset.images], grid.widths_px[dataset.images]
@@ -46,7 +45,7 @@ def measure_sample(datamodule: StripeDataModule) -> Pair:
 
 def measure_shared(datamodule: StripeDataModule, *, workers: int) -> Pair:
     """Bytes that workers add when each has read all images: each into a cache of its own, or from the store."""
-    cached = replace(datamodule.source_files, cache="lru", cache_bytes=2**62).open_images()
+    cached = replace(datamodule.source, cache="lru", cache_bytes=2**62).open_images()
     banks: Sequence[ImageBank] = (cached, datamodule.bank)
     return Pair("bytes", *(_read_in_workers(bank, workers) for bank in banks))
 

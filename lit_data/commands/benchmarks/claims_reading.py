@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def measure_reading(datamodule: StripeDataModule, repeats: int, *, shuffled: boo
         repeats: How often, in turn; the time is the median.
         shuffled: Patches in the order of training; otherwise image by image.
     """
-    dataset = cast(StripeDataset, datamodule.dataset("train"))
+    dataset = datamodule.dataset("train")
     images = _list_images(datamodule, dataset, shuffled=shuffled)
     pixels = dataset.bank.channels * int((dataset.bank.heights_px * dataset.bank.widths_px).sum())
     sizes = (0, int(_SHARE * pixels * dataset.bank.dtype.itemsize))
@@ -34,7 +34,7 @@ def measure_reading(datamodule: StripeDataModule, repeats: int, *, shuffled: boo
     for _ in range(repeats):
         reads = []
         for number, cache_bytes in enumerate(sizes):
-            bank = replace(datamodule.source_files, cache="lru", cache_bytes=cache_bytes).open_images()
+            bank = replace(datamodule.source, cache="lru", cache_bytes=cache_bytes).open_images()
             assert isinstance(bank, DecodedFiles)
             began_s = time.perf_counter()
             for image in images:

@@ -14,7 +14,6 @@ from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.datasets.stripe_drawing import Floats, PlacedSpot, place_spots
-from lit_data.datasets.stripes import StripeDataset
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 from lit_data.synthesis.families.base import Parameters
@@ -110,7 +109,7 @@ def open_scene(cfg: DictConfig, batch_size: int) -> Scene:
     if not isinstance(datamodule, StripeDataModule) or datamodule.synthesis is None:
         raise ConfigError("benchmark.mode=synthesis draws data.synthesis into stripes: set synthesis=library")
     datamodule.setup("fit")
-    transformation, dataset = datamodule.transformation, cast(StripeDataset, datamodule.dataset("train"))
+    transformation, dataset = datamodule.transformation, datamodule.dataset("train")
     if not len(dataset):
         raise ConfigError("the train split holds no images to draw into: check data.splits")
     samples = [dataset[number % len(dataset)] for number in range(batch_size)]

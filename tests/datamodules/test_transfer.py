@@ -138,7 +138,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     """What the log is told. Lightning warns anew, and filters and its memory of warnings stay as they are."""
     told: list[str] = []
     caplog.set_level("WARNING", "lightning.pytorch.utilities.rank_zero")
-    monkeypatch.setattr("lit_data.datamodules.hook_chain.rank_zero_info", told.append)
+    monkeypatch.setattr("lit_data.datamodules.transfer.rank_zero_info", told.append)
     monkeypatch.setattr(data_connector, "warning_cache", data_connector.WarningCache())
     notes.clear()
     before = list(warnings.filters)

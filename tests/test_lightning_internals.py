@@ -15,7 +15,9 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Metada
 from packaging.version import Version
 from torch import Tensor
 
-from lit_data.callbacks.adaptive.seam import (
+from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.errors import ConfigError
+from lit_data.lightning_internals import (
     BELOW,
     LOWEST,
     automatic_loop,
@@ -28,8 +30,6 @@ from lit_data.callbacks.adaptive.seam import (
     results_of,
     save_progress,
 )
-from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.errors import ConfigError
 from tests.stock_modules import QUIET, STOCK
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
@@ -44,7 +44,7 @@ def test_versions_that_are_known(version: str) -> None:
     "version", ["1.9.5", "2.5.0", "2.6.5", "2.6.5.post1", "2.7.0", "2.7.0.dev1", "2.7.0rc1", "3.0"]
 )
 def test_versions_that_are_not(version: str) -> None:
-    text = rf"lightning {version} was not tested: install one from 2\.6\.6 to below 2\.7, or train without"
+    text = rf"lightning {version} was not tested: install one from 2\.6\.6 to below 2\.7"
     with pytest.raises(ConfigError, match=text):
         check_version(version)
 
@@ -52,7 +52,7 @@ def test_versions_that_are_not(version: str) -> None:
 def test_the_installed_version_is_checked_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Version(L.__version__) >= LOWEST
     assert Version(L.__version__) < BELOW
-    monkeypatch.setattr("lit_data.callbacks.adaptive.seam.LOWEST", Version("9"))
+    monkeypatch.setattr("lit_data.lightning_internals.LOWEST", Version("9"))
     stock = STOCK["classifier"]
     with pytest.raises(ConfigError, match=r"to below 2\.7"):
         L.Trainer(**QUIET, callbacks=[AdaptiveBatchSize()]).fit(stock.build(), stock.loader())

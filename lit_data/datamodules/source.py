@@ -1,0 +1,260 @@
+"""`Source`: where the files of a set lie, on a disk, on a server, or made on first use, and how images are stored."""
+
+import hashlib
+import logging
+import os
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast, get_args
+
+from typing_extensions import override
+
+from lit_data.checks import check_choice
+from lit_data.errors import ConfigError
+from lit_data.io.bank import ImageBank
+from lit_data.io.checking import find_faults
+from lit_data.io.decoders import Decoder, ImageSource, MaskDecoder
+from lit_data.io.discovery import find_images, match_by_stem
+from lit_data.io.files import DecodedFiles
+from lit_data.io.masks import MaskOptions
+from lit_data.io.options import ReadOptions
+from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
+from lit_data.io.store import DecodedStore
+from lit_data.io.survey import OnBad
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(ABC):
+    """A root or its mirror; without one, a drawn set. A subclass names the set, and the wanted files of a server.
+
+    Args:
+        root: A folder or an address, such as ``s3://bucket/folder`` or ``https://host/folder``; `None` makes the drawn
+            set once in the cache.
+        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
+        cache_dir: Where stores, mirrors and drawn sets lie.
+        samples: Parameters of the drawn set.
+        remote: How a server is read.
+
+    Raises:
+        ConfigError: The root is empty, or an address that cannot be read; or an option is out of its range.
+    """
+
+    root: str | None
+    on_bad: OnBad
+    cache_dir: str | None
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Made of the arguments of a datamodule with the names of the fields; `None` takes the default of a field."""
+        options = {}
+        for option in fields(cls):
+            has_default = option.default is not MISSING or option.default_factory is not MISSING
+            value = given[option.name]
+            if value is not None or not has_default:
+                options[option.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**cast(Any, options))
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the disk."""
+        if self.root is not None and not str(self.root).strip():
+            raise ConfigError(
+                "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for the drawn "
+                "set"
+            )
+        if not isinstance(self.samples, Mapping):
+            raise ConfigError(
+                f"samples={self.samples!r} must hold names and values: in a shell, quote the braces, "
+                "'data.samples={count: 16}'"
+            )
+        check_choice("on_bad", self.on_bad, get_args(OnBad))
+        check_root(self.root)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
+        return self._root.folder if self.root else self._make_samples(self._cache / "samples")
+
+    def refresh(self) -> None:
+        """Bring the mirror of a root on a server up to date."""
+        if self.root:
+            self._root.refresh()
+
+    @abstractmethod
+    def check(self) -> dict[str, int]:
+        """Read every file strictly and keep nothing; return how many there are.
+
+        Raises:
+            DataError: Files are bad; all of them are listed.
+        """
+
+    @property
+    def store_folder(self) -> Path:
+        """Where the stores of this set lie: one folder for each root and way of finding its files."""
+        digest = hashlib.sha256(self._identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return self._cache / "stores" / f"{self.folder.name}-{digest}"
+
+    def name(self, path: str | Path) -> str:
+        """A path relative to the root, with forward slashes."""
+        return Path(os.path.relpath(path, self.folder)).as_posix()
+
+    @property
+    def _identity(self) -> str:
+        """What tells one set from another in the cache."""
+        return os.path.realpath(self.folder)
+
+    @abstractmethod
+    def _make_samples(self, folder: Path) -> Path:
+        """Make the drawn set in a folder of its own below, if it is not there, and say which."""
+
+    @property
+    def _scope(self) -> Scope | None:
+        """The wanted files of a server; none for all."""
+        return None
+
+    @property
+    def _cache(self) -> Path:
+        return cache_folder(self.cache_dir)
+
+    @cached_property
+    def _root(self) -> Root:
+        return Root(self.root or "", self._cache / "remote", self.remote, self._scope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedSource(Source):
+    """Images that are stored as they are.
+
+    Args:
+        patterns: Globs below the root.
+        read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
+        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory of
+            the device once and cuts patches there; `lru` decodes on access and keeps `cache_bytes`; `none` decodes on
+            each access.
+        cache_bytes: Bound of the `lru` cache.
+    """
+
+    patterns: tuple[str, ...]
+    read: ReadOptions = field(default_factory=ReadOptions)
+    cache: str
+    cache_bytes: int
+
+    caches: ClassVar[Sequence[str]] = ("store", "lru", "none")
+
+    def __post_init__(self) -> None:
+        check_choice("cache", self.cache, self.caches)
+        super().__post_init__()
+
+    def names(self, bank: ImageBank) -> list[str]:
+        """Path of each image relative to the root, with forward slashes."""
+        return [self.name(bank.name(number)) for number in range(len(bank))]
+
+    @property
+    @override
+    def _identity(self) -> str:
+        return repr((os.path.realpath(self.folder), self.patterns))
+
+    def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
+        if self.cache in ("store", "device"):
+            return DecodedStore.build(sources, self.store_folder / part, decoder=decoder, on_bad=self.on_bad)
+        cache_bytes = self.cache_bytes if self.cache == "lru" else 0
+        return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSource(DecodedSource):
+    """Images that may have masks.
+
+    Args:
+        masks: Folder (absolute or below the root) of masks with the stems of their images, or `None`.
+        mask_read: How masks are read: their values, palettes.
+    """
+
+    masks: str | None
+    mask_read: MaskOptions = field(default_factory=MaskOptions)
+
+    @property
+    def mask_folder(self) -> Path | None:
+        """Where the masks lie, if there are any."""
+        return self.folder / self.masks if self.masks else None
+
+    @property
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """How one image is made from its files."""
+
+    @abstractmethod
+    def list_images(self) -> Sequence[ImageSource]:
+        """The files of each image."""
+
+    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> tuple[ImageBank | None, Sequence[int]]:
+        """Decoded masks of some images, in their order.
+
+        Returns:
+            The masks, `None` where the set has no masks, and the images that they are of: under `on_bad=skip` those
+            whose masks are bad are left out.
+
+        Raises:
+            DataError: An image has no mask, or a mask is bad.
+        """
+        folder = self.mask_folder
+        if folder is None or not numbers:
+            return None, numbers
+        masks = find_images(folder).paths
+        self._check_masks(masks, bank)
+        images = [Path(bank.name(number)) for number in numbers]
+        wanted = {stem_of(path) for path in images}
+        pairs = match_by_stem(images, [path for path in masks if stem_of(path) in wanted])
+        sources = [ImageSource((str(mask),)) for _, mask in pairs]
+        opened = self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
+        return opened, _leave_out(numbers, sources, opened, split)
+
+    def check(self) -> dict[str, int]:
+        """Decode every image and mask strictly and keep nothing.
+
+        Raises:
+            DataError: ImageSource are bad; all of them are listed.
+        """
+        self.refresh()
+        folder, images = self.mask_folder, self.list_images()
+        masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
+        problems = find_faults(images, self.decoder)
+        problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
+        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
+        return {"images": len(images), "masks": len(masks)}
+
+    def _check_masks(self, masks: Sequence[Path], bank: ImageBank) -> None:
+        """Refuse masks that must not be there; by default any may."""
+
+
+def stem_of(path: str | Path) -> str:
+    """The name without its suffix, in one form of Unicode."""
+    return unicodedata.normalize("NFC", Path(path).stem)
+
+
+def _leave_out(numbers: Sequence[int], masks: Sequence[ImageSource], opened: ImageBank, split: str) -> Sequence[int]:
+    """The images whose masks are good, and a line about the others.
+
+    Args:
+        numbers: Images of a split.
+        masks: The mask of each.
+        opened: The good ones.
+        split: For the line.
+    """
+    bad = {path for path, _ in opened.skipped}
+    kept = [number for number, mask in zip(numbers, masks, strict=True) if mask.paths[0] not in bad]
+    if len(kept) < len(numbers):
+        log.warning("%s: %d images are left out with their masks, which are bad", split, len(numbers) - len(kept))
+    return kept
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """Where lit_data keeps what it can make again: `cache_dir`, else LIT_DATA_CACHE, else ~/.cache/lit_data."""
+    return Path(cache_dir or os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data").expanduser()

@@ -1,0 +1,207 @@
+"""A batch on its way from the loader to the step: planned on the host, moved, and finished on the device.
+
+Where both the datamodule and the module have a hook around the transfer, Lightning alone calls the datamodule's and
+drops the module's. A `BatchTransfer` runs both.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, Protocol, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from lit_data.datamodules.batch_format import BatchFormat, format_batch, gives_dict
+from lit_data.errors import ConfigError
+from lit_data.lightning_internals import call_module_hook, choose_hooks
+from lit_data.loading.transfer import StagedBatch, finish_transfer
+from lit_data.types import Batch, PlannedBatch, Stage
+
+Hook = Literal["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"]
+
+_STAGES: Final[Mapping[RunningStage, Stage]] = {
+    RunningStage.TRAINING: "train",
+    RunningStage.SANITY_CHECKING: "val",
+    RunningStage.VALIDATING: "val",
+    RunningStage.TESTING: "test",
+    RunningStage.PREDICTING: "predict",
+}
+_ORDERS: Final[Mapping[Hook, str]] = {
+    "on_before_batch_transfer": (
+        "first that of {datamodule}, then that of {module} on the planned batch; no batch is copied ahead"
+    ),
+    "transfer_batch_to_device": (
+        "that of {module} moves the planned batch in place of that of {datamodule}; no batch is copied ahead"
+    ),
+    "on_after_batch_transfer": "first that of {datamodule}, then that of {module} on the batch in its batch_format",
+}
+
+
+class Plans(Protocol):
+    """What a batch on its way needs of a datamodule."""
+
+    batch_keys: ClassVar[Sequence[str]]
+    channel_names: ClassVar[Mapping[str, int]]
+    batch_format: BatchFormat
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
+        """Draw what the batch needs, on the host."""
+        ...
+
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        """Work on the device."""
+        ...
+
+
+class BatchTransfer:
+    """The three hooks around the transfer of a batch, for one run of a Trainer.
+
+    The datamodule plans a batch on the host, moves it, and finishes it on the device. Hooks that the module has too run
+    behind those:
+
+    - ``on_before_batch_transfer``: ours first, because it draws from the loader's batch and its indices; the module's
+      may then change values and add keys, which reach the step beside ours.
+    - ``transfer_batch_to_device``: the module's in place of ours, on host tensors.
+    - ``on_after_batch_transfer``: ours first, then the module's on the batch in the format it was written for.
+
+    The module's hooks run as Lightning alone runs them: with gradient, and with its profiler. Its
+    ``example_input_array`` (for a summary, a graph) meets its hooks alone. A datamodule whose class overrides a hook of
+    ours takes that hook over: Lightning's rule and its warning hold.
+
+    Args:
+        datamodule: Plans and finishes.
+        trainer: Which is about to run it; without one the module has no hooks.
+        base: The class whose hooks call these.
+    """
+
+    def __init__(self, datamodule: Plans, trainer: L.Trainer | None, base: type[L.LightningDataModule]) -> None:
+        self._datamodule, self._trainer, self._base = datamodule, trainer, base
+        self._decided: dict[str, bool] = {}
+        self._added: set[str] = set()
+        self._has_example = False
+        self._module = choose_hooks(trainer, cast(L.LightningDataModule, datamodule), self._runs_both)
+
+    def before(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or the module's example
+        """Draw what the batch needs while its indices are still on the host."""
+        if self._sees_example(batch):
+            return self._pass_on("on_before_batch_transfer", batch, dataloader_idx)
+        planned = self._datamodule.plan_batch(batch, self._stage())
+        if self._has("on_before_batch_transfer"):
+            # A copy that is under way is given up, as values may change in place.
+            return self._change("on_before_batch_transfer", dict(planned), dataloader_idx)
+        return batch.extended(planned) if isinstance(batch, StagedBatch) else planned
+
+    def move(self, batch: Any, device: torch.device, dataloader_idx: int, usual: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Take over the copy that the loader began, if it did; leave all to a module that moves batches itself.
+
+        Args:
+            batch: On the host.
+            device: Where to.
+            dataloader_idx: Handed on.
+            usual: Moves any batch as Lightning does.
+        """
+        if self._has("transfer_batch_to_device"):
+            if self._has_example:
+                return self._pass_on("transfer_batch_to_device", batch, device, dataloader_idx)
+            return self._change("transfer_batch_to_device", dict(batch), device, dataloader_idx)
+        return finish_transfer(batch, device) if isinstance(batch, StagedBatch) else usual()
+
+    def after(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
+        """Finish the batch on its device: no gradient, and float32 whatever the precision of the run.
+
+        Returns:
+            What the step gets: the batch in the user's format with what the module's hooks added, through its hook.
+        """
+        if self._has_example:
+            return self._pass_on("on_after_batch_transfer", batch, dataloader_idx)
+        datamodule = self._datamodule
+        devices = [value.device for value in batch.values() if isinstance(value, Tensor)]  # a plan may be an object
+        with torch.no_grad(), torch.autocast(devices[0].type, enabled=False):
+            finished = datamodule.finish_batch(batch, self._stage())
+        formatted = format_batch(finished, datamodule.batch_format, datamodule.channel_names)
+        if self._added:
+            formatted = {key: batch[key] for key in self._added if key in batch} | formatted
+        return self._pass_on("on_after_batch_transfer", formatted, dataloader_idx)
+
+    def copies_ahead(self) -> bool:
+        """Whether no hook of the module comes between a batch on the host and its copy."""
+        return not (self._has("on_before_batch_transfer") or self._has("transfer_batch_to_device"))
+
+    def _stage(self) -> Stage:
+        stage = self._trainer.state.stage if self._trainer else None
+        if stage is None:
+            raise ConfigError("this datamodule has no running Trainer: call transform(batch, stage) instead")
+        return _STAGES[stage]
+
+    def _runs_both(self, hook: str) -> bool:
+        return hook in _ORDERS and self._has(cast(Hook, hook))
+
+    def _has(self, hook: Hook) -> bool:
+        """Whether the module's own hook runs too: decided and told when it is first asked in a run."""
+        if hook not in self._decided:
+            self._decided[hook] = self._decide(hook)
+        return self._decided[hook]
+
+    def _sees_example(self, batch: Any) -> bool:  # noqa: ANN401 - the module's format
+        """Whether a batch is the module's ``example_input_array``; asked first for each batch."""
+        example = self._module.example_input_array if self._module is not None else None
+        self._has_example = example is not None and batch is example
+        return self._has_example
+
+    def _pass_on(self, hook: Hook, batch: Any, *args: torch.device | int) -> Any:  # noqa: ANN401 - the module's format
+        """A batch in the module's format, through the module's hook if it has one."""
+        assert self._trainer is not None
+        return call_module_hook(self._trainer, hook, batch, *args) if self._has(hook) else batch
+
+    def _decide(self, hook: Hook) -> bool:
+        if self._module is None or not is_overridden(hook, self._module):
+            return False
+        if is_overridden(hook, self._datamodule, parent=self._base):
+            return False
+        order = _ORDERS[hook].format(datamodule=_name(self._datamodule), module=_name(self._module))
+        rank_zero_info(f"{hook}: {order}")
+        return True
+
+    def _change(self, hook: Hook, batch: Batch, *args: torch.device | int) -> Batch:
+        keys = list(batch)  # the hook may change the dict itself
+        try:
+            found = self._pass_on(hook, batch, *args)
+        except Exception as error:
+            error.add_note(f"{self._place(hook)} was given the batch of {_name(self._datamodule)}, {_describe(keys)}")
+            raise
+        problem = self._find_problem(keys, found)
+        if problem is None:
+            self._added |= found.keys() - set(keys)
+            return found  # type: ignore[no-any-return]  # checked to be a dict
+        raise ConfigError(
+            f"{self._place(hook)} {problem}: {_name(self._datamodule)} gave it its batch, {_describe(keys)}, and needs "
+            f"all of them back. Change values or add keys there, and do the rest in on_after_batch_transfer, which "
+            f"gets the finished batch in batch_format={self._datamodule.batch_format!r}"
+        )
+
+    def _find_problem(self, keys: list[str], found: Any) -> str | None:  # noqa: ANN401 - what a user's hook returns
+        if not isinstance(found, dict):
+            return f"returned {'None' if found is None else type(found).__name__} in place of a dict"
+        if missing := [key for key in keys if key not in found]:
+            return f"left out the keys {missing}"
+        new, batch_format = [key for key in found if key not in keys], self._datamodule.batch_format
+        if new and not gives_dict(batch_format):
+            return f"added the keys {new}, for which a batch that is no dict has no place"
+        taken = {*self._datamodule.batch_keys, *(batch_format if isinstance(batch_format, Mapping) else ())}
+        if clash := [key for key in new if key in taken]:
+            return f"added the keys {clash}, which the datamodule makes itself"
+        return None
+
+    def _place(self, hook: Hook) -> str:
+        return f"{_name(self._module)}.{hook}"
+
+
+def _name(owner: object) -> str:
+    return type(owner).__name__
+
+
+def _describe(keys: list[str]) -> str:
+    return f"a dict with the keys {keys}"

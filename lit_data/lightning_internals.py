@@ -1,0 +1,187 @@
+"""Every private name of Lightning that lit_data stands on: here and nowhere else.
+
+Callbacks that need one call `check_version` in ``setup``, datamodules when a Trainer is set. What each name has to do
+is watched by ``tests/test_lightning_internals.py``, so a new release of Lightning fails there and not in a run.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import lightning as L
+import torch
+from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
+from lightning.pytorch.trainer.call import _call_lightning_module_hook
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from packaging.version import Version
+from typing_extensions import override
+
+from lit_data.errors import ConfigError
+
+LOWEST: Final = Version("2.6.6")
+BELOW: Final = Version("2.7")
+
+
+def check_version(version: str = L.__version__) -> None:
+    """Refuse a Lightning whose insides may be different.
+
+    Raises:
+        ConfigError: It is too old or too new.
+    """
+    if not LOWEST <= Version(Version(version).base_version) < BELOW:
+        raise ConfigError(
+            f"lit_data stands on parts of Lightning that may change, and lightning {version} was not tested: install "
+            f"one from {LOWEST} to below {BELOW}"
+        )
+
+
+def automatic_loop(trainer: L.Trainer) -> _AutomaticOptimization:
+    """The loop that runs ``training_step``, backward and the optimizer: its ``_make_closure``, ``_optimizer_step``."""
+    return trainer.fit_loop.epoch_loop.automatic_optimization
+
+
+def manual_loop(trainer: L.Trainer) -> _ManualOptimization:
+    """The loop that runs ``training_step`` of a module with manual optimisation: its ``advance``."""
+    return trainer.fit_loop.epoch_loop.manual_optimization
+
+
+def closure_parts(closure: Closure) -> tuple[Any, Any, Any]:
+    """The step, backward and zero_grad functions of a closure."""
+    return closure._step_fn, closure._backward_fn, closure._zero_grad_fn
+
+
+def save_progress(trainer: L.Trainer) -> Callable[[], None]:
+    """Keep Lightning's counts of optimizer steps and of gradients zeroed; the result puts them back."""
+    found = automatic_loop(trainer).optim_progress.optimizer
+    counts = [part for both in (found.step, found.zero_grad) for part in (both.total, both.current)]
+    saved = [dict(vars(part)) for part in counts]
+
+    def restore() -> None:
+        for part, values in zip(counts, saved, strict=True):
+            vars(part).update(values)
+
+    return restore
+
+
+def results_of(trainer: L.Trainer) -> _ResultCollection | None:
+    """What was logged in the loop that runs."""
+    return trainer._results
+
+
+def number_batch(trainer: L.Trainer) -> int:
+    """Which batch of its epoch arrives next."""
+    loop: Any = trainer._active_loop
+    loop = getattr(loop, "epoch_loop", loop)
+    return int(loop.batch_progress.current.ready) if loop is not None else 0
+
+
+def is_accumulating(trainer: L.Trainer) -> bool:
+    """Whether the step under way only adds to the gradients."""
+    return bool(trainer.fit_loop._should_accumulate())
+
+
+def scalers_of(plugin: Any) -> list[torch.amp.GradScaler]:  # noqa: ANN401 - any precision plugin
+    """The gradient scalers of a precision plugin, if it has any."""
+    scaler = getattr(plugin, "scaler", None)
+    return list(getattr(plugin, "scalers", None) or [scaler] * (scaler is not None))
+
+
+def forget_scaling(plugin: Any, optimizer: torch.optim.Optimizer) -> None:  # noqa: ANN401 - any precision plugin
+    """Let a gradient scaler forget that it has unscaled an optimizer's gradients in a step that failed."""
+    for scaler in scalers_of(plugin):
+        scaler._per_optimizer_states.pop(id(optimizer), None)
+
+
+Results = _ResultCollection
+"""What was logged in a loop: its values by name, and the batch that they are of."""
+Metric = _ResultMetric
+"""One logged value."""
+CLOSURE: Final = "_make_closure"
+"""Of `automatic_loop`: makes what the optimizer calls."""
+OPTIMIZER_STEP: Final = "_optimizer_step"
+"""Of `automatic_loop`: calls the optimizer."""
+BEFORE_FETCH: Final = "_on_before_fetch"
+"""Of the epoch's loop: runs before a batch is asked for."""
+AFTER_FETCH: Final = "_on_after_fetch"
+"""Of the epoch's loop: runs when it is there."""
+
+
+def shown_value(metric: Metric) -> Any:  # noqa: ANN401 - a tensor, or nothing
+    """What a logged value shows at this step."""
+    return metric._forward_cache
+
+
+def show_value(metric: Metric, value: Any) -> None:  # noqa: ANN401
+    """Let a logged value show another one at this step."""
+    metric._forward_cache = value
+
+
+def read_output(loop: _ManualOptimization) -> Any:  # noqa: ANN401 - what a step returns
+    """What the last step of manual optimisation returned."""
+    return loop._output
+
+
+def replace_output(loop: _ManualOptimization, output: Any) -> None:  # noqa: ANN401
+    """Let the last step have returned something else."""
+    loop._output = output
+
+
+def count_logged_steps(trainer: L.Trainer) -> int:
+    """The step that loggers count by: batches whose gradients were stepped with."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def logs_now(trainer: L.Trainer) -> bool:
+    """Whether what is logged in this step goes to the loggers."""
+    return bool(trainer._logger_connector.should_update_logs)
+
+
+def set_stop(trainer: L.Trainer, stop: bool) -> None:
+    """Let Lightning raise its SIGTERMException after all that belongs to this step, or not; it has no public switch."""
+    trainer._signal_connector.received_sigterm = stop
+
+
+def call_module_hook(trainer: L.Trainer, hook: str, *args: Any) -> Any:  # noqa: ANN401 - any hook
+    """A hook of the LightningModule, run as Lightning runs it: under its profiler, with its name noted."""
+    return _call_lightning_module_hook(trainer, hook, *args)
+
+
+def choose_hooks(
+    trainer: L.Trainer | None, datamodule: L.LightningDataModule, both: Callable[[str], bool]
+) -> L.LightningModule | None:
+    """Let a datamodule's hook be called, without a warning, where both it and the module have one.
+
+    Where both have a hook, Lightning calls the datamodule's, drops the module's and warns of that. A Trainer makes a
+    new selector for each run, so the one in its place lasts as long.
+
+    Args:
+        trainer: Which is about to run the datamodule.
+        datamodule: Whose hooks come first.
+        both: Whether the datamodule runs the module's hook of a name by itself.
+
+    Returns:
+        The module of the run; `None` where there is none, or no Trainer.
+    """
+    connector: Any = getattr(trainer, "_data_connector", None)
+    selector = getattr(connector, "_datahook_selector", None)
+    if not isinstance(selector, _DataHookSelector) or selector.datamodule is not datamodule:
+        return None
+    connector._datahook_selector = _Selector(selector.model, datamodule, both)
+    return selector.model
+
+
+class _Selector(_DataHookSelector):
+    """Lightning's answer to whose hook it calls."""
+
+    def __init__(
+        self, model: L.LightningModule, datamodule: L.LightningDataModule, both: Callable[[str], bool]
+    ) -> None:
+        super().__init__(model, datamodule)
+        self._both = both
+
+    @override
+    def get_instance(self, hook_name: Any) -> L.LightningModule | L.LightningDataModule:
+        if self.datamodule is not None and self._both(hook_name):
+            return self.datamodule
+        return super().get_instance(hook_name)

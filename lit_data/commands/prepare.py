@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.export import export_set
 from lit_data.commands.session import build_datamodule, check_outside_root
-from lit_data.commands.targets import instantiate
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, StoreCorruptError
 
@@ -30,7 +29,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
     if cfg.prepare.check:
-        report = instantiate(cfg.data).check_sources()
+        report = build_datamodule(cfg, prepared=False).check_sources()
         log.info("%s", _describe_good(report))
         return {f"prepare/{key}": value for key, value in report.items()}
     datamodule = build_datamodule(cfg)

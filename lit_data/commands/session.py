@@ -19,10 +19,14 @@ from lit_data.errors import ConfigError
 from lit_data.types import Summarises
 
 
-def build_datamodule(cfg: DictConfig) -> BaseDataModule:
+def build_datamodule(cfg: DictConfig, *, prepared: bool = True) -> BaseDataModule:
     """The datamodule of `cfg.data`, prepared by the first process of each machine.
 
     The others must not read its datasets before a Trainer has waited for the first.
+
+    Args:
+        cfg: The configuration.
+        prepared: Whether it is; otherwise nothing is read.
 
     Raises:
         ConfigError: It is none of ours, which `cfg.command` needs.
@@ -33,7 +37,8 @@ def build_datamodule(cfg: DictConfig) -> BaseDataModule:
             f"data._target_ gives a {type(datamodule).__name__}: {cfg.command} needs one that derives from "
             "lit_data.datamodules.base.BaseDataModule; fit, validate and test take any LightningDataModule"
         )
-    prepare(datamodule)
+    if prepared:
+        prepare(datamodule)
     return datamodule
 
 

@@ -1,9 +1,21 @@
 """LightningDataModules: from a folder to batches on the device."""
 
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.ct import CTDataModule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.gan import GANDataModule
+from lit_data.datamodules.source import ImageFolder, MaskedImageFolder, Source
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
 
-__all__ = ["CTDataModule", "DetectionDataModule", "GANDataModule", "StripeDataModule", "WatermarkDataModule"]
+__all__ = [
+    "BaseDataModule",
+    "CTDataModule",
+    "DetectionDataModule",
+    "GANDataModule",
+    "ImageFolder",
+    "MaskedImageFolder",
+    "Source",
+    "StripeDataModule",
+    "WatermarkDataModule",
+]

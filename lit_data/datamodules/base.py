@@ -18,7 +18,7 @@ from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_f
 from lit_data.datamodules.inspection import Inspection
 from lit_data.datamodules.packages import check_package
 from lit_data.datamodules.ranks import check_ranks_agree
-from lit_data.datamodules.source import DecodedSource, Source
+from lit_data.datamodules.source import ImageFolder, Source
 from lit_data.datamodules.transfer import BatchTransfer
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError
@@ -52,6 +52,8 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             of our batch; see `lit_data.datamodules.batch_format`.
 
     Attributes:
+        task: The class of how samples are drawn and predictions written, if this class brings its own; see
+            `lit_data.tasks.find_task`.
         source: Where the files lie, if they are those of a `Source`.
         bank: The decoded images, if there are any; after `setup`.
 
@@ -59,6 +61,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         ConfigError: The format names unknown keys.
     """
 
+    task: ClassVar[type[Any] | None] = None
     source: Source | None = None
     bank: ImageBank | None = None
     batch_keys: ClassVar[Sequence[str]] = ()
@@ -270,7 +273,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """This datamodule as it is when every file is read again, and nothing stored is used."""
         fresh = copy.copy(self)
         fresh._datasets, fresh._is_open, fresh.bank = {}, False, None
-        fresh.source = replace(cast(DecodedSource, self.source), cache="none")
+        fresh.source = replace(cast(ImageFolder, self.source), cache="none")
         fresh.setup("fit")
         return fresh
 

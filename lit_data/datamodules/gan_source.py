@@ -9,14 +9,11 @@ from typing import Final, Literal, get_args
 from typing_extensions import override
 
 from lit_data.checks import check_choice
-from lit_data.datamodules.source import DecodedSource
+from lit_data.datamodules.source import ImageFolder
 from lit_data.datasets.gan_samples import ensure_gan_samples
 from lit_data.datasets.gan_table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
 from lit_data.errors import ConfigError, DataError, Problems
-from lit_data.io.bank import ImageBank
-from lit_data.io.checking import find_faults
 from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource
-from lit_data.io.discovery import find_images
 from lit_data.io.fitted import Fit, FitPadding, FittedDecoder
 from lit_data.io.options import ReadOptions
 from lit_data.io.remote import Scope
@@ -32,7 +29,7 @@ _CHOICES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GANSource(DecodedSource):
+class GANSource(ImageFolder):
     """The files of a GAN set; by default alpha is dropped and grey images keep one channel.
 
     Args:
@@ -65,6 +62,8 @@ class GANSource(DecodedSource):
         if self.fit == "patches" and self.views in ("folders", "sheet"):
             raise ConfigError(f"views={self.views} with fit=patches: patches have no pose; choose another fit")
 
+    part = "gan"
+
     @cached_property
     def layout(self) -> ViewLayout:
         """How the set holds views: as was asked for, and otherwise as its `views.json` says."""
@@ -82,31 +81,16 @@ class GANSource(DecodedSource):
                 f"{self.folder} holds views, and fit=patches cuts them: set data.views=none, or another fit"
             )
         if found.views == "sheet" and found.tiles is None:
-            return replace(found, tiles=self._count_tiles(self._list_images()))
+            return replace(found, tiles=self._count_tiles(self.list_images()))
         return found
-
-    def open_images(self) -> ImageBank:
-        """The decoded images; the first call with `cache=store` decodes them.
-
-        Raises:
-            DataError: Files are bad, or not all have one dtype and number of channels.
-        """
-        return self._open_bank(self._list_images(), self._decoder, "gan")
-
-    @override
-    def check(self) -> dict[str, int]:
-        self.refresh()
-        sources = self._list_images()
-        problems = find_faults(sources, self._decoder)
-        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
-        return {"images": len(sources)}
 
     def list_names(self) -> list[str]:
         """Names of all images, good or bad."""
-        return [self.name(source.paths[0]) for source in self._list_images()]
+        return [self.name(source.paths[0]) for source in self.list_images()]
 
     @property
-    def _decoder(self) -> Decoder:
+    @override
+    def decoder(self) -> Decoder:
         decoder = ImageDecoder(self.read)
         if self.fit == "patches":
             return decoder
@@ -120,9 +104,6 @@ class GANSource(DecodedSource):
     @override
     def _scope(self) -> Scope:
         return Scope.of_images(self.patterns, also=(LAYOUT_FILE,))
-
-    def _list_images(self) -> list[ImageSource]:
-        return [ImageSource((str(path),)) for path in find_images(self.folder, patterns=self.patterns).paths]
 
     def _count_tiles(self, sources: Sequence[ImageSource]) -> int:
         """Tiles along each side of sheets whose tiles have the size of a sample.

@@ -17,7 +17,7 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.io.bank import ImageBank
 from lit_data.io.checking import find_faults
-from lit_data.io.decoders import Decoder, ImageSource, MaskDecoder
+from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.files import DecodedFiles
 from lit_data.io.masks import MaskOptions
@@ -110,9 +110,13 @@ class Source(ABC):
         """What tells one set from another in the cache."""
         return os.path.realpath(self.folder)
 
-    @abstractmethod
     def _make_samples(self, folder: Path) -> Path:
-        """Make the drawn set in a folder of its own below, if it is not there, and say which."""
+        """Make the drawn set in a folder of its own below, if it is not there, and say which; by default there is none.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        raise ConfigError("there is no drawn set for this kind of data: set data.root")
 
     @property
     def _scope(self) -> Scope | None:
@@ -129,7 +133,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodedSource(Source):
+class ImageFolder(Source):
     """Images that are stored as they are.
 
     Args:
@@ -152,9 +156,46 @@ class DecodedSource(Source):
         check_choice("cache", self.cache, self.caches)
         super().__post_init__()
 
+    part: ClassVar[str] = "images"
+    """Name of the store of the images."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """How one image is made from its files."""
+        return ImageDecoder(self.read)
+
+    def list_images(self) -> Sequence[ImageSource]:
+        """The files of each image.
+
+        Raises:
+            DataError: There are none.
+        """
+        return [ImageSource((str(path),)) for path in find_images(self.folder, patterns=self.patterns).paths]
+
+    def open_images(self) -> ImageBank:
+        """The decoded images; the first call with `cache=store` decodes them.
+
+        Raises:
+            DataError: Files are bad, or not all have one dtype and number of channels.
+        """
+        return self._open_bank(self.list_images(), self.decoder, self.part)
+
+    @override
+    def check(self) -> dict[str, int]:
+        self.refresh()
+        sources = self.list_images()
+        problems = find_faults(sources, self.decoder)
+        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
+        return {"images": len(sources)}
+
     def names(self, bank: ImageBank) -> list[str]:
         """Path of each image relative to the root, with forward slashes."""
         return [self.name(bank.name(number)) for number in range(len(bank))]
+
+    @property
+    @override
+    def _scope(self) -> Scope:
+        return Scope.of_images(self.patterns)
 
     @property
     @override
@@ -169,7 +210,7 @@ class DecodedSource(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedSource(DecodedSource):
+class MaskedImageFolder(ImageFolder):
     """Images that may have masks.
 
     Args:
@@ -184,15 +225,6 @@ class MaskedSource(DecodedSource):
     def mask_folder(self) -> Path | None:
         """Where the masks lie, if there are any."""
         return self.folder / self.masks if self.masks else None
-
-    @property
-    @abstractmethod
-    def decoder(self) -> Decoder:
-        """How one image is made from its files."""
-
-    @abstractmethod
-    def list_images(self) -> Sequence[ImageSource]:
-        """The files of each image."""
 
     def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> tuple[ImageBank | None, Sequence[int]]:
         """Decoded masks of some images, in their order.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from lit_data.datamodules.source import MaskedSource, stem_of
+from lit_data.datamodules.source import MaskedImageFolder, stem_of
 from lit_data.datasets.layouts import SourceList, list_sources, rule_of
 from lit_data.datasets.stripe_samples import ensure_stripe_samples
 from lit_data.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StripeFiles(MaskedSource):
+class StripeFiles(MaskedImageFolder):
     """The files of a stripe set.
 
     Args:
@@ -62,13 +62,14 @@ class StripeFiles(MaskedSource):
             return ImageDecoder(self.read, channels=self.channels)
         return ImageDecoder(replace(self.read, equal_channels="collapse"))
 
+    @override
     def open_images(self) -> ImageBank:
         """The decoded images; the first call with `cache=store` or `cache=device` decodes them.
 
         Raises:
             DataError: Files are bad, or do not hold the channels that the layout needs.
         """
-        bank = self._open_bank(self.list_images(), self.decoder, "images")
+        bank = super().open_images()
         stored = rule_of(self.layout).stored
         if bank.channels != stored:
             raise DataError(

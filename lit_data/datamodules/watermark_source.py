@@ -7,19 +7,18 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from lit_data.datamodules.source import MaskedSource
+from lit_data.datamodules.source import MaskedImageFolder
 from lit_data.datasets.layouts import describe_no_images
 from lit_data.datasets.watermark_samples import ensure_watermark_samples
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.bank import ImageBank
-from lit_data.io.decoders import ImageDecoder, ImageSource
+from lit_data.io.decoders import ImageSource
 from lit_data.io.discovery import find_images
 from lit_data.io.options import ReadOptions
 from lit_data.io.remote import Scope
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatermarkSource(MaskedSource):
+class WatermarkSource(MaskedImageFolder):
     """The files of a watermark set; by default grey images are copied to three channels and alpha is dropped."""
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
@@ -29,19 +28,6 @@ class WatermarkSource(MaskedSource):
         if self.masks and not self.root:
             raise ConfigError("the drawn backgrounds have no masks: set data.root, or leave data.masks out")
         super().__post_init__()
-
-    @property
-    @override
-    def decoder(self) -> ImageDecoder:
-        return ImageDecoder(self.read)
-
-    def open_images(self) -> ImageBank:
-        """The decoded images; the first call with `cache=store` decodes them.
-
-        Raises:
-            DataError: Files are bad, or not all have one dtype and number of channels.
-        """
-        return self._open_bank(self.list_images(), self.decoder, "images")
 
     @override
     def list_images(self) -> list[ImageSource]:

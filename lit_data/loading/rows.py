@@ -1,5 +1,8 @@
 """What a loader can read."""
 
+import numpy as np
+import torch
+
 from lit_data.errors import ConfigError
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter
@@ -31,3 +34,26 @@ def as_rows(dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: C
     if collate_fn is not None:
         raise ConfigError(f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn")
     return dataset
+
+
+class SingleSamples:
+    """A dataset that writes rows, read sample by sample, as torch's own loader does.
+
+    Args:
+        dataset: Its fields are not ragged.
+    """
+
+    def __init__(self, dataset: RowWriter) -> None:
+        self._dataset, self.epoch = dataset, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Samples are those of this epoch from now on."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rows = {key: np.zeros((1, *spec.shape), spec.dtype) for key, spec in self._dataset.fields.items()}
+        self._dataset.write_into(rows, np.array([index]), self.epoch)
+        return {key: torch.from_numpy(row)[0] for key, row in rows.items()}

@@ -443,7 +443,7 @@ def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make, tmp_pa
 
 
 def test_a_datamodule_without_datasets_is_none() -> None:
-    with pytest.raises(TypeError, match="abstract method '?build_dataset'?"):
+    with pytest.raises(TypeError, match=r"abstract.*build_dataset"):
         BaseDataModule()  # type: ignore[abstract]
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.rows import OURS, Row
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.rows import SingleSamples
 from lit_data.types import Batch
 
 Step = Callable[[Batch], Batch]
@@ -69,8 +70,9 @@ def make_torch_loader(row: Row, lane: Lane, *, seed: int) -> Iterable[Batch]:
     """A torch DataLoader as its users set it up: workers that stay, pinned memory where there is CUDA."""
     sampler = MicroBatchSampler(len(lane.dataset), row, seed)
     in_batch = -(-row.batch_size // row.micro_batch_size)
+    dataset: Any = lane.dataset if hasattr(lane.dataset, "__getitem__") else SingleSamples(lane.dataset)
     loader: DataLoader[Batch] = DataLoader(
-        lane.dataset,
+        dataset,
         batch_sampler=sampler,
         num_workers=row.num_workers,
         persistent_workers=row.num_workers > 0,

@@ -9,16 +9,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.adaptive.evaluation import EvaluationSteps
-from lit_data.callbacks.adaptive.hand import Hand
+from lit_data.callbacks.adaptive.active_batch import Hand
+from lit_data.callbacks.adaptive.batch_size_search import SizeSearch
 from lit_data.callbacks.adaptive.manual import AfterStep, ManualSteps
 from lit_data.callbacks.adaptive.ranks import Ranks, find_ranks
 from lit_data.callbacks.adaptive.replay import Replay, SizeLimits
 from lit_data.callbacks.adaptive.resize import LearningRate, ResizeRules, Resizing
-from lit_data.callbacks.adaptive.search import SizeSearch
-from lit_data.callbacks.adaptive.training import TrainingSteps
+from lit_data.callbacks.adaptive.training import EvaluationSteps, TrainingSteps
 from lit_data.callbacks.device_memory import open_gauge
-from lit_data.callbacks.logging_step import is_logging_step, log_metrics
+from lit_data.callbacks.events import is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
@@ -26,6 +25,7 @@ from lit_data.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop
 from lit_data.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
+
 
 Mode = Literal["split", "resize"]
 

@@ -14,19 +14,39 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lit_data.callbacks.events import Event, announce
-from lit_data.callbacks.logging_step import log_metrics
+from lit_data.callbacks.events import Event, announce, log_metrics
 from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
 from lit_data.callbacks.precision.plugin import MixedPrecision, Precision
-from lit_data.callbacks.precision.replaced import check_replaceable
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.lightning_internals import logs_now
+
+log = logging.getLogger(__name__)
+
+
+def check_replaceable(trainer: L.Trainer) -> LightningPrecision:
+    """The Trainer's plugin, if it is the plain one.
+
+    Raises:
+        ConfigError: It mixes precisions itself, or belongs to ``pytorch_lightning``, the other package of that name.
+    """
+    plugin = trainer.strategy.precision_plugin
+    if type(plugin).__module__.startswith("pytorch_lightning."):
+        raise ConfigError(
+            "AMP: this Trainer is that of pytorch_lightning, and lightning's plugin does not clip the gradients of its "
+            "modules - write `import lightning.pytorch as pl`, the same release under the other name, or leave AMP out "
+            "and set Trainer(precision='bf16-mixed')"
+        )
+    if type(plugin) is not LightningPrecision:
+        raise ConfigError(
+            f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by {type(plugin).__name__} already"
+            " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback"
+        )
+    return plugin
+
 
 _PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
 _FALL_BACKS: Final = ("auto", "bf16", "fp32", "raise")
 _REMEDY: Final = "lower the learning rate, look for bad samples, or name the module that overflows in keep_fp32"
-
-log = logging.getLogger(__name__)
 
 
 class AMP(L.Callback):

@@ -14,21 +14,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.device_memory import MemoryGauge, open_gauge
-from lit_data.callbacks.events import Event
+from lit_data.callbacks.events import Event, is_logging_step, log_metrics
 from lit_data.callbacks.loader_facts import count_batch
-from lit_data.callbacks.logging_step import is_logging_step, log_metrics
-from lit_data.callbacks.timing.clock import CudaStepClock, Part, StepClock
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
-from lit_data.callbacks.timing.seams import attach
+from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
 from lit_data.callbacks.timing.totals import Ended, StepTotals, Tally
+
+log = logging.getLogger(__name__)
+
 
 _MEASURED_STEPS: Final = 16
 """On CUDA, steps between two logging steps in which the device's clock is read; each costs about 50 us."""
 
 _MOST_ENDED: Final = 64
 """Steps that are added up at once."""
-
-log = logging.getLogger(__name__)
 
 
 class DataWaitMonitor(L.Callback):

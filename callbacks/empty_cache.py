@@ -13,18 +13,18 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.callbacks.events import Event, announce
-from lit_data.callbacks.logging_step import is_logging_step, log_metrics
-from lit_data.callbacks.memory.cached import CachedMemory, open_cache
+from lit_data.callbacks.events import Event, announce, is_logging_step, log_metrics
+from lit_data.callbacks.memory.record import CachedMemory, open_cache
 from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
 
 _CHECKED_STEPS: Final = 10
 """Steps between two looks at the unused share, which take about 50 us each."""
 
 """Releases in a training before their cost is judged."""
-
-log = logging.getLogger(__name__)
 
 
 class EmptyCache(L.Callback):

@@ -16,10 +16,11 @@ from typing_extensions import override
 from lit_data.callbacks.wrapping import Around, wrap
 from lit_data.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
+
 _Buffers = Sequence[tuple[dict[str, Tensor | None], str, Tensor]]
 """Where a buffer hangs, its name there, and its content."""
-
-log = logging.getLogger(__name__)
 
 
 class GradientCheckpointing(L.Callback):

@@ -9,10 +9,16 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from typing_extensions import override
 
-from lit_data.callbacks.imaging.distances import Distances, gather_features
-from lit_data.callbacks.imaging.features import Extractor, extract, on_device, open_extractor
+from lit_data.callbacks.events import log_metrics
+from lit_data.callbacks.imaging.features import (
+    Distances,
+    Extractor,
+    extract,
+    gather_features,
+    on_device,
+    open_extractor,
+)
 from lit_data.callbacks.imaging.sampling import check_sampling, read_images, sample
-from lit_data.callbacks.logging_step import log_metrics
 from lit_data.checks import check_count
 from lit_data.rng import check_seed
 from lit_data.types import Stage

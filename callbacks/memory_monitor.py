@@ -12,8 +12,7 @@ import lightning as L
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.events import Event
-from lit_data.callbacks.logging_step import log_metrics
+from lit_data.callbacks.events import Event, log_metrics
 from lit_data.callbacks.memory.advice import Adviser
 from lit_data.callbacks.memory.plot import MARKS
 from lit_data.callbacks.memory.post_mortem import PostMortems, SeenBatch, is_noted, note_error, see_batch
@@ -22,6 +21,9 @@ from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 from lit_data.out_of_memory import is_out_of_memory
 
+log = logging.getLogger(__name__)
+
+
 _BATCHES: Final = 5
 _PEAKS: Final = {
     "rss_bytes": "peak_rss_bytes",
@@ -29,8 +31,6 @@ _PEAKS: Final = {
     "peak_bytes": "peak_allocated_bytes",
     "reserved_bytes": "peak_reserved_bytes",
 }
-
-log = logging.getLogger(__name__)
 
 
 class MemoryMonitor(L.Callback):

@@ -18,9 +18,10 @@ from typing_extensions import override
 
 from lit_data.lightning_internals import set_stop
 
-_Handler = Callable[[int, FrameType | None], Any] | int | None
-
 log = logging.getLogger(__name__)
+
+
+_Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SaveOnSignal(L.Callback):

@@ -5,3 +5,7 @@ that a worker process which imports a dataset does not also import Lightning, Ko
 """
 
 __version__ = "0.1.0"
+
+from lit_data.moved import install
+
+install()

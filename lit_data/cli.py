@@ -14,9 +14,8 @@ from types import FrameType, SimpleNamespace
 
 import lit_data
 from lit_data.commands import COMMANDS, TOOLS
-from lit_data.commands.arguments import Parser
-from lit_data.commands.help import format_command_help, format_help
-from lit_data.commands.suggest import did_you_mean, nearest
+from lit_data.commands.configuration.help import format_command_help, format_help
+from lit_data.commands.configuration.suggest import Parser, did_you_mean, nearest
 from lit_data.errors import ConfigError, LitDataError, StoreSpaceError
 
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME, StoreHeader
-from lit_data.io.store_index import IMAGE_RECORD
-from lit_data.io.store_sources import SourceTable
+from lit_data.io.store.header import HEADER_NAME, IMAGE_RECORD, INDEX_NAME, PIXELS_NAME, StoreHeader
+from lit_data.io.store.sources import SourceTable
 
 LONGEST = ("test_all_configs", "test_cli", "test_notebooks", "test_ranks", "test_adaptive_ranks", "test_segmentation")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_data.batch_form import batch_tensors, count_plain, count_samples, slice_batch
-from lit_data.callbacks.adaptive.pieces import spread
+from lit_data.callbacks.adaptive.active_batch import spread
 from lit_data.errors import ConfigError
 
 

@@ -21,8 +21,8 @@ import lit_data
 from lit_data import errors
 from lit_data.cli import main
 from lit_data.commands import COMMANDS, TOOLS
+from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.result import KEYS
-from lit_data.commands.targets import instantiate
 
 ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 60

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from lit_data.cli import main
+from lit_data.loading import LoaderOptions
+from lit_data.testing import check_datamodule
+from tests.example_package.data import LabelDataModule
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE / "example_package"
@@ -67,12 +70,18 @@ def test_three_files_are_enough() -> None:
 
 def test_the_page_shows_what_is_there() -> None:
     text = "".join((PACKAGE / name).read_text() for name in ("data.py", "model.py", "conf/experiment/labels.yaml"))
+    text += Path(__file__).read_text(encoding="utf-8")
     blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 6
     for block in blocks:
         assert block in text, block
     commands = re.findall(r"python -m lit_data (\w+)", PAGE)
     assert commands == ["fit", "show", "predict", "prepare", "benchmark"]
+
+
+def test_its_samples_depend_on_index_and_epoch_alone(root: Path, place: Path) -> None:
+    data = LabelDataModule(str(root), cache_dir=str(place), loader=LoaderOptions(batch_size=4))
+    check_datamodule(data)
 
 
 def test_it_is_trained_tested_and_drawn(run: Run) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets import DetectionDataset
-from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError
 from lit_data.mosaic import MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
 from lit_data.types import Array

@@ -12,18 +12,17 @@ import pytest
 import yaml
 
 from lit_data.commands.report import write_report
-from lit_data.datasets.gan_table import LAYOUT_FILE, read_layout
-from lit_data.datasets.labels_coco import load_coco, read_coco_labels
-from lit_data.datasets.labels_voc import read_voc_labels
-from lit_data.datasets.labels_yolo import read_class_names, read_data_yaml, read_yolo_labels
+from lit_data.datasets.detection.coco import load_coco, read_coco_labels
+from lit_data.datasets.detection.voc import read_voc_labels
+from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml, read_yolo_labels
+from lit_data.datasets.gan.table import LAYOUT_FILE, read_layout
 from lit_data.errors import LitDataError
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource
+from lit_data.io.remote.connection_web import read_index
 from lit_data.io.remote.manifest import NAME, Manifest
 from lit_data.io.remote.manifest import Entry as RemoteEntry
 from lit_data.io.remote.sums import parse_list
-from lit_data.io.remote.web_index import read_index
-from lit_data.io.store_header import HEADER_NAME
-from lit_data.io.store_index import INDEX_NAME
+from lit_data.io.store.header import HEADER_NAME, INDEX_NAME
 from lit_data.io.volumes import index_volume, open_volume, wrap_array, write_npz
 from lit_data.tasks.writer import FINGERPRINT, JOURNAL, Entry, Journal
 from tests.commands.reports.folders import make_run

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from lit_data.callbacks import SampleDigest
 from lit_data.commands import predict
-from lit_data.commands.compose import compose
+from lit_data.commands.configuration.compose import compose
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
-from lit_data.modules.metrics import DefectRecall, PixelScores
+from lit_data.modules.scored import DefectRecall, PixelScores
 from lit_data.rng import uniform
 from lit_data.types import Batch, FieldSpec, Stage
 

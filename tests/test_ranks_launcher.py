@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from lit_data.commands.compose import check_run, compose
+from lit_data.commands.configuration.compose import check_run, compose
+from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.launcher import is_first_of_machine, is_first_rank, place_run
-from lit_data.commands.tree import open_hydra
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 

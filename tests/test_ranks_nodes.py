@@ -190,7 +190,7 @@ DIES = """
 import os, sys
 import lightning as L
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lit_data.commands.rank_watch import watching_ranks
+from lit_data.commands.job import watching_ranks
 from lit_data.errors import LitDataError
 from tests.simulated.log import LOG
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from lit_data.commands import rank_watch
-from lit_data.commands.rank_watch import watching_ranks
+from lit_data.commands import job as rank_watch
+from lit_data.commands.job import watching_ranks
 from lit_data.errors import ConfigError, WorkerDiedError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +86,7 @@ def test_ranks_have_time_to_end() -> None:
 HANGS = f"""
 import subprocess, sys, threading
 from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
-from lit_data.commands import rank_watch
+from lit_data.commands import job as rank_watch
 rank_watch._GRACE_S = 0.1
 with rank_watch.watching_ranks():
     ranks = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in ({LINGER!r}, "raise SystemExit(4)")]

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data.commands import TOOLS
-from lit_data.commands.compose import compose
+from lit_data.commands.configuration.compose import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

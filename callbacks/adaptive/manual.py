@@ -7,10 +7,7 @@ from typing import Any, Literal
 import lightning as L
 from torch.optim import Optimizer
 
-from lit_data.callbacks.adaptive.hand import Hand
-from lit_data.callbacks.adaptive.logged import LoggedPieces
-from lit_data.callbacks.adaptive.pieces import merge_outputs, spread
-from lit_data.callbacks.adaptive.random_state import save_random_state
+from lit_data.callbacks.adaptive.active_batch import Hand, LoggedPieces, merge_outputs, spread
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.snapshot import (
     GradientSnapshot,
@@ -18,6 +15,7 @@ from lit_data.callbacks.adaptive.snapshot import (
     Restore,
     StepSnapshot,
     renew,
+    save_random_state,
 )
 from lit_data.errors import BatchMemoryError
 from lit_data.lightning_internals import (
@@ -30,6 +28,7 @@ from lit_data.lightning_internals import (
 )
 
 log = logging.getLogger(__name__)
+
 
 AfterStep = Literal["raise", "skip"]
 

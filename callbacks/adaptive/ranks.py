@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_data.callbacks.adaptive.hand import Hand
+from lit_data.callbacks.adaptive.active_batch import Hand
 from lit_data.errors import ConfigError, RankMismatchError
 
 _BUCKET_BYTES: Final = 25 * 2**20

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from torch.optim import Optimizer
 
-from lit_data.callbacks.adaptive.hand import Hand
+from lit_data.callbacks.adaptive.active_batch import Hand
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.events import Event, announce
 from lit_data.checks import check_choice, check_share
@@ -16,6 +16,7 @@ from lit_data.errors import ConfigError
 from lit_data.types import ResizableLoader
 
 log = logging.getLogger(__name__)
+
 
 LearningRate = Literal["none", "linear", "sqrt"]
 

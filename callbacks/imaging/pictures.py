@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.io.image_files import write_png
+from lit_data.io.images.writing import write_png
 from lit_data.lightning_internals import count_logged_steps
 
 _GAP_PX: Final = 2

@@ -18,12 +18,13 @@ from lit_data.callbacks.memory.host_memory import format_bytes
 from lit_data.callbacks.wrapping import wrap
 from lit_data.loading.machine import count_cores, count_local_ranks
 
+log = logging.getLogger(__name__)
+
+
 _ZEROED: Final = re.compile(r"zero_grad\(\s*(set_to_none\s*=\s*)?False")
 _SHARED: Final = Path("/dev/shm")
 _LAST_ITEMS: Final = 4
 _LOOKS: Final = 3
-
-log = logging.getLogger(__name__)
 
 
 class Adviser:

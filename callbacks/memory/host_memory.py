@@ -14,6 +14,9 @@ import numpy as np
 import psutil
 import torch
 
+log = logging.getLogger(__name__)
+
+
 _PROC: Final = Path("/proc")
 _SLOW_S: Final = 0.02
 _COST_SHARE: Final = 0.0025
@@ -21,8 +24,6 @@ _MOST_ENDS: Final = 20
 _LEAST_ENDS: Final = 4
 _End = tuple[int, float]
 """The number of an epoch, and the bytes at its end."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

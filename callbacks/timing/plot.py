@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.callbacks.timing.clock import PARTS, Part, Seconds
+from lit_data.callbacks.timing.step_clock import PARTS, Part, Seconds
 from lit_data.callbacks.timing.totals import Ended
 
 if TYPE_CHECKING:

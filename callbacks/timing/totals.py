@@ -7,7 +7,7 @@ from operator import add
 from typing import Any, Final, NamedTuple
 
 from lit_data.callbacks.device_memory import MemoryReading
-from lit_data.callbacks.timing.clock import PARTS, Part, Seconds
+from lit_data.callbacks.timing.step_clock import PARTS, Part, Seconds
 
 _ENOUGH_STEPS: Final = 5
 """Steps of a batch size after which its speed counts."""

@@ -1,18 +1,14 @@
 """Augmentation on the device of the batch: numbers come from each sample's own stream, and are applied there."""
 
-from lit_data.augment.augmentation import Augmentation
+from lit_data.augment.augmentation import Augmentation, Compiled, Layers
 from lit_data.augment.builders import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.colour import ColourJitter
-from lit_data.augment.compiled import Compiled
 from lit_data.augment.foreign import Foreign
 from lit_data.augment.geometry import Geometry
-from lit_data.augment.layers import Layers
 from lit_data.augment.mixup import MixUp
-from lit_data.augment.nuisance import SingleTexture
+from lit_data.augment.nuisance import SingleTexture, StripeAugment
 from lit_data.augment.photometry import Photometry
-from lit_data.augment.pipeline import Pipeline
-from lit_data.augment.stages import as_augmentation, stage_augmentations
-from lit_data.augment.stripes import StripeAugment
+from lit_data.augment.pipeline import Pipeline, as_augmentation, stage_augmentations
 from lit_data.augment.tiles import draw_tiles, pack_tiles
 
 __all__ = [

@@ -9,8 +9,7 @@ from kornia.color import hsv_to_rgb, rgb_to_hsv
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from lit_data.augment.augmentation import Augmentation
-from lit_data.augment.layers import Layers
+from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 

@@ -2,7 +2,9 @@
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, Literal, get_args
 
@@ -13,15 +15,39 @@ from kornia.augmentation.container.base import ImageSequentialBase
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from lit_data.augment.augmentation import Augmentation
-from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes
-from lit_data.augment.layers import Layers
-from lit_data.augment.seeding import seeded
+from lit_data.augment.augmentation import Augmentation, Layers
+from lit_data.augment.matrices import BoxLimits, box_corners, hull_boxes
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, random_words
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python inside, and put them back afterwards.
+
+    Args:
+        seed: Any whole number; its lowest 64 bits count.
+        device: Where the code works; the generator of a CUDA device is seeded as well.
+    """
+    seed %= 2**64
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - a user's module may draw from it
+    devices = [device] if device.type == "cuda" else []
+    # torch.manual_seed would also seed devices that are not in use and are not put back.
+    generators = [torch.default_generator, *(torch.cuda.default_generators[d.index or 0] for d in devices)]
+    with torch.random.fork_rng(devices=devices):
+        for generator in generators:
+            generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+
 
 SeedPer = Literal["batch", "sample"]
 _KEY: Final = "augment_foreign"

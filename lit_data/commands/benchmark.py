@@ -7,8 +7,7 @@ from typing import Any, Final
 from omegaconf import DictConfig
 
 from lit_data.commands.benchmarks.claims import run_claims
-from lit_data.commands.benchmarks.collate import run_collate
-from lit_data.commands.benchmarks.contest import run_loaders
+from lit_data.commands.benchmarks.compare import run_collate, run_loaders
 from lit_data.commands.benchmarks.ct import run_ct
 from lit_data.commands.benchmarks.gan import run_gan
 from lit_data.commands.benchmarks.gpu import run_gpu
@@ -18,7 +17,7 @@ from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
 from lit_data.commands.benchmarks.overhead import run_overhead
 from lit_data.commands.benchmarks.predict import run_predict
 from lit_data.commands.benchmarks.synthesis import run_synthesis
-from lit_data.commands.machine import describe_machine, print_machine
+from lit_data.commands.diagnosis.machine import describe_machine, print_machine
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 
 log = logging.getLogger(__name__)
 
+
 _NAMED: Final = ("best", "last")
 _RESUMED: Final = ("last", "interrupted", "step")  # checkpoints that hold the whole state of a training
 _OURS: Final = ("lit_data.", "lightning.")

@@ -13,14 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_data.commands.diagnosis.device import check_devices
-from lit_data.commands.diagnosis.disk import check_disks
-from lit_data.commands.diagnosis.environment import check_environment
+from lit_data.commands.configuration.targets import instantiate
+from lit_data.commands.diagnosis.device import check_devices, check_disks
 from lit_data.commands.diagnosis.finding import LEVELS, Finding
-from lit_data.commands.diagnosis.machine import check_machine
+from lit_data.commands.diagnosis.machine import check_environment, check_machine, describe_machine, print_machine
 from lit_data.commands.diagnosis.packages import check_packages
-from lit_data.commands.machine import describe_machine, print_machine
-from lit_data.commands.targets import instantiate
 from lit_data.files import write_json
 from lit_data.loading import LoaderOptions
 from lit_data.loading.machine import count_cores

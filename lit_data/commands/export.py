@@ -13,13 +13,14 @@ from torch import Tensor
 
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
-from lit_data.io.image_files import write_image
+from lit_data.io.images.writing import write_image
 from lit_data.io.progress import track
 from lit_data.loading import MicroBatchLoader
 from lit_data.synthesis import FAMILIES
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
+
 
 _BATCH: Final = 32
 README: Final = """A set of samples rendered by lit_data.

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lit_data.commands.checkpoints import find_start, load_weights, restoring
+from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.launcher import is_first_rank
-from lit_data.commands.machine import describe_machine
 from lit_data.commands.pictures import draw_predictions, draw_samples
 from lit_data.commands.result import join_scores
 from lit_data.commands.run_report import warning_after
@@ -32,6 +32,7 @@ from lit_data.files import write_json
 from lit_data.types import Stage
 
 log = logging.getLogger(__name__)
+
 
 _STEPS: Final = {"val": "validation_step", "test": "test_step"}
 

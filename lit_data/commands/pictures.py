@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -52,7 +52,7 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
     stages: tuple[Stage, ...] = ("test", "val", "train")
     stage = next(stage for stage in stages if len(datamodule.dataset(stage)))
     _, batch = _read_samples(datamodule, stage, 0, task.candidates)
-    asked = cast(L.LightningModule, AskedModule(model, datamodule))
+    asked: Any = AskedModule(model, datamodule)
     if not task.draw_predictions(asked, batch, path, f"predictions on {stage} samples", count=count):
         log.info("no predictions.png: %s of %s returns no %s", task.method, type(model).__name__, task.predicts)
 

@@ -5,17 +5,17 @@ import inspect
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
-from lit_data.commands.locate import resolve_target
+from lit_data.commands.configuration.locate import resolve_target
+from lit_data.commands.configuration.targets import allowed_names, trusted_names
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
-from lit_data.commands.targets import allowed_names, trusted_names
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, Problems
 from lit_data.tasks import find_task
@@ -117,7 +117,9 @@ def _identify(cfg: DictConfig, checkpoint: Path, neutral: Collection[str]) -> di
 
 
 def _to_plain(node: DictConfig) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
+    plain: Any = OmegaConf.to_container(node, resolve=True)
+    found: dict[str, Any] = plain
+    return found
 
 
 def _build_trainer_of_one(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument

@@ -1,19 +1,114 @@
 """``report``: one HTML page of a run, of several, or of a sweep, that needs nothing but a browser."""
 
 import argparse
-from collections.abc import Sequence
+import csv
+import io
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lit_data.commands.arguments import Parser
+from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.reports.comparison import choose_metrics, rank
-from lit_data.commands.reports.folders import choose_folder, find_runs, is_run
 from lit_data.commands.reports.page import make_page
 from lit_data.commands.reports.pictures import read_pictures
 from lit_data.commands.reports.runs import Run, add_pictures, read_run
-from lit_data.commands.reports.sweeps import read_sweep
-from lit_data.errors import ConfigError
+from lit_data.commands.reports.untrusted import open_inside, parse_json, read_text
+from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_text
+
+_DEEPEST: Final = 4
+_SKIPPED: Final = (".", "replaced")  # a sweep that went on with other values keeps the earlier jobs there
+_WHAT_IT_IS: Final = (
+    "a run is a folder that a command of lit_data wrote, with .hydra/config.yaml or summary.json in it; a sweep, or "
+    "runs/fit/NAME, is a folder of runs"
+)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a command of lit_data wrote this folder, also if it broke off."""
+    return (folder / ".hydra" / "config.yaml").is_file() or (folder / "summary.json").is_file()
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """All runs that the paths name, each once.
+
+    Args:
+        paths: Folders of runs, of sweeps, or of both at any depth up to 4.
+
+    Raises:
+        DataError: A path is none of these, or cannot be read.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise DataError(f"{path} is {'not a folder' if path.exists() else 'not there'}: {_WHAT_IT_IS}")
+        try:
+            runs = [path] if is_run(path) else _find_below(path)
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+        if not runs:
+            raise DataError(f"{path} is no run and holds none: {_WHAT_IT_IS}")
+        for run in runs:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def choose_folder(paths: Sequence[Path]) -> Path:
+    """Where the page goes: into the one folder that was named, of several into the one that holds them all."""
+    return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
+
+
+def _find_below(folder: Path, depth: int = 1) -> list[Path]:
+    """Runs in the order of their names, numbers as numbers; within a run nothing is looked for."""
+    found: list[Path] = []
+    for child in _sort(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_SKIPPED)):
+        if is_run(child):
+            found.append(child)
+        elif depth < _DEEPEST:
+            found += _find_below(child, depth + 1)
+    return found
+
+
+def _sort(paths: Iterable[Path]) -> list[Path]:
+    return sorted(
+        paths, key=lambda path: [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
+    )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as a whole.
+
+    Attributes:
+        metric: What its jobs are compared by; empty where that is not known.
+        jobs: Number, status and reason of each job that came to no end or never began.
+    """
+
+    metric: str = ""
+    jobs: tuple[tuple[str, str, str], ...] = ()
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read sweep.json and sweep.csv as far as they are there."""
+    try:
+        summary = parse_json(read_text(folder, folder / "sweep.json"))
+        metric = str(summary.get("metric") or "") if isinstance(summary, dict) else ""
+    except (OSError, ValueError, RecursionError):
+        metric = ""
+    return Sweep(metric, tuple(_read_jobs(folder / "sweep.csv")))
+
+
+def _read_jobs(path: Path) -> list[tuple[str, str, str]]:
+    try:
+        with io.TextIOWrapper(open_inside(path.parent, path), "utf-8", "replace", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row.get("status") not in (None, "done")]
+    except (OSError, csv.Error):
+        return []
+    return [(str(row.get("job")), str(row["status"]), str(row.get("reason") or "")) for row in rows]
+
 
 FILE: Final = "report.html"
 

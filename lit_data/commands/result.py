@@ -1,5 +1,6 @@
 """What a command measured: summary.json for scripts, and tables."""
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -9,6 +10,9 @@ from typing import SupportsFloat
 
 from lit_data.errors import DataError
 from lit_data.files import write_json
+
+log = logging.getLogger(__name__)
+
 
 KEYS = (
     "command",

@@ -12,13 +12,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.compose import check_run
+from lit_data.commands.configuration.compose import check_run
+from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.job import run_job
 from lit_data.commands.launcher import is_first_rank, place_run
-from lit_data.commands.sweep import run_sweep
-from lit_data.commands.sweep_options import read_options, settle_direction
-from lit_data.commands.sweep_process import reporting_to_sweep
-from lit_data.commands.tree import open_hydra
+from lit_data.commands.sweeps.options import read_options, settle_direction
+from lit_data.commands.sweeps.process import reporting_to_sweep
+from lit_data.commands.sweeps.run import run_sweep
 from lit_data.errors import ConfigError, LitDataError, StoreError
 
 

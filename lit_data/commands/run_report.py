@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.result import PartlyDoneError
-from lit_data.commands.sweep_process import describe_failure
+from lit_data.commands.sweeps.process import describe_failure
 from lit_data.files import write_json
 
 log = logging.getLogger(__name__)

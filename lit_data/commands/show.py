@@ -1,18 +1,72 @@
 """``show``: draw what a model will see, with the plan of each patch, the families of defects and the augmentation."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from lit_data.commands.pictures import draw_samples
-from lit_data.commands.previews import draw_families
 from lit_data.commands.session import build_datamodule
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.files import write_table
 from lit_data.tasks import find_task
+from lit_data.tasks.figures import open_figure, save_figure, show_images, show_mask
+from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
+
+
+_SIDE_PX = 64
+"""Of the part of a patch that is shown of a family."""
+_CANDIDATES = 4  # drawn of a family for each that is shown
+
+
+def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 4) -> int:
+    """Draw each family of defects in a row of its own: for each example the patch around it, and its mask.
+
+    Over an example stands its severity: the mean change in standard deviations of the noise around it.
+
+    Args:
+        datamodule: A prepared and opened datamodule.
+        planned: A planned batch of it, as `draw_samples` returns.
+        path: The PNG to write; without synthesis nothing is drawn.
+        stage: Whose patches.
+        count: Examples of each family.
+
+    Returns:
+        Families drawn.
+    """
+    batch = {key: value[: _CANDIDATES * count] for key, value in planned.items() if isinstance(value, Tensor)}
+    families = datamodule.inspect(stage).preview_families(batch)
+    if not families:
+        return 0
+    count = min(count, len(families[0].after))
+    figure, axes = open_figure(len(families), ["with the defect", "mask"] * count)
+    for cells, family in zip(axes, families, strict=True):
+        cells[0].set_ylabel(family.name, fontsize=9)
+        is_seen = family.mask.flatten(1).any(dim=1)  # some draws change less than what counts as a defect
+        chosen = torch.argsort(is_seen.int(), descending=True, stable=True)[:count].tolist()
+        for place, number in enumerate(chosen):
+            window = _window_around(family.centre[number], family.after.shape[1:])
+            show_images(cells[2 * place : 2 * place + 1], family.after[number : number + 1][(slice(None), *window)])
+            show_mask(cells[2 * place + 1], family.mask[number][window])
+            cells[2 * place].set_xlabel(f"severity {float(family.severity[number]):.1f}", fontsize=8)
+            cells[2 * place + 1].set_xlabel(f"{int(family.mask[number].sum())} px", fontsize=8)
+    save_figure(figure, path, f"families of defects on {stage} patches", ())
+    return len(families)
+
+
+def _window_around(centre: Tensor, shape_px: Sequence[int]) -> tuple[slice, slice]:
+    starts = [
+        int(np.clip(round(float(place)) - _SIDE_PX // 2, 0, max(0, length - _SIDE_PX)))
+        for place, length in zip(centre, shape_px, strict=True)
+    ]
+    return slice(starts[0], starts[0] + _SIDE_PX), slice(starts[1], starts[1] + _SIDE_PX)
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:

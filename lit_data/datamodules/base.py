@@ -7,27 +7,61 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, cast
+from typing import Any, ClassVar, Final, Generic, Self, cast
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
-from lit_data.datamodules.inspection import Inspection
-from lit_data.datamodules.packages import check_package
-from lit_data.datamodules.ranks import check_ranks_agree
 from lit_data.datamodules.source import ImageFolder, Source
-from lit_data.datamodules.transfer import BatchTransfer
+from lit_data.datamodules.transfer import BatchTransfer, check_package
+from lit_data.datamodules.visuals import Inspection
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError
-from lit_data.io.bank import ImageBank, describe_bank
-from lit_data.io.store import DecodedStore
+from lit_data.errors import ConfigError, RankMismatchError
+from lit_data.io.images.image_source import ImageBank, describe_bank
+from lit_data.io.store.store import DecodedStore
 from lit_data.lightning_internals import check_version
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import ChosenRows
 from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
+
+_OF_TRAINER: Final = ("max_epochs", "max_steps", "accumulate_grad_batches", "val_check_interval")
+
+
+def check_ranks_agree(loader: MicroBatchLoader, trainer: L.Trainer | None = None) -> None:
+    """Compare what decides the number of steps, before a rank waits for ever for another.
+
+    Args:
+        loader: This rank's loader; every rank calls this at the same time.
+        trainer: This rank's Trainer.
+
+    Raises:
+        RankMismatchError: The ranks see sets of different sizes, or have other options.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    options = loader.options
+    mine: dict[str, Any] = {
+        "samples": loader.order.length,
+        "batch_size": loader.batch_size,
+        "seed": options.seed,
+        "drop_last": options.drop_last,
+        "resizable": options.resizable,
+    }
+    mine |= {f"trainer.{name}": getattr(trainer, name, None) for name in _OF_TRAINER}
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for name in mine:
+        values = [other[name] for other in everyone]
+        if len(set(values)) > 1:
+            each = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+            raise RankMismatchError(
+                f"the ranks disagree on {name} ({each}): give all of them the same data and options"
+            )
+
 
 Rows = TypeVar("Rows", bound=RowWriter, default=Any)
 Loaders = MicroBatchLoader | list[MicroBatchLoader]

@@ -14,6 +14,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.detection_batch import (
     SHAPES_KEY,
+    DetectionInspection,
     MosaicPlace,
     check_place,
     cut_batch,
@@ -23,16 +24,15 @@ from lit_data.datamodules.detection_batch import (
     to_unit,
     wants_shapes,
 )
-from lit_data.datamodules.detection_inspection import DetectionInspection
 from lit_data.datamodules.detection_source import DetectionSource
-from lit_data.datasets.detection import DetectionDataset
-from lit_data.datasets.detection_files import DetectionFiles, LabelFormat
+from lit_data.datasets.detection.dataset import DetectionDataset
+from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
 from lit_data.datasets.splits import SPLITS, Splits
 from lit_data.grid import pair_px
-from lit_data.io.bank import ImageBank, describe_bank
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.image_source import ImageBank, describe_bank
+from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
 from lit_data.types import COUNT_SUFFIX, Batch, PlannedBatch, Stage

@@ -1,15 +1,17 @@
 """A batch of images with boxes: its mosaics, what YOLO trainers want to know, and pieces of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_data.augment import draw_tiles, pack_tiles
 from lit_data.checks import check_choice
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datasets.detection import DetectionDataset
+from lit_data.datamodules.visuals import Inspection
+from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.mosaic import Ints
 from lit_data.types import COUNT_SUFFIX, Batch
 
@@ -108,3 +110,18 @@ def _cut(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - 
         return part[start:stop]
     boxes = part[(part[:, 0] >= start) & (part[:, 0] < stop)]
     return torch.cat((boxes[:, :1] - start, boxes[:, 1:]), dim=1)
+
+
+class DetectionInspection(Inspection):
+    """See `Inspection`.
+
+    Args:
+        finish: Finishes planned samples without augmenting them; none where nothing is augmented.
+    """
+
+    def __init__(self, finish: Callable[[Batch], Batch] | None) -> None:
+        self._finish = finish
+
+    @override
+    def draw(self, batch: Batch) -> Batch | None:
+        return self._finish(batch) if self._finish else None

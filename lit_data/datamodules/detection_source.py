@@ -8,15 +8,15 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.datamodules.source import Source
-from lit_data.datasets.detection_files import DetectionFiles, LabelFormat, find_detection_files
-from lit_data.datasets.detection_labels import LabelTable
-from lit_data.datasets.detection_samples import ensure_detection_samples
+from lit_data.datasets.detection.files import DetectionFiles, LabelFormat, find_detection_files
+from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.splits import Splits
-from lit_data.io.checking import find_faults
-from lit_data.io.decoders import ImageDecoder, ImageSource
-from lit_data.io.options import ReadOptions
-from lit_data.io.resized import ResizedDecoder
-from lit_data.io.store import DecodedStore
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.images.header_scan import find_faults
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import ResizedDecoder
+from lit_data.io.store.store import DecodedStore
+from lit_data.samples.detection import ensure_detection_samples
 
 
 @dataclass(frozen=True, kw_only=True)

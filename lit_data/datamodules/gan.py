@@ -13,19 +13,18 @@ from lit_data.augment import Augmentation, Layers, stage_augmentations
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.gan_inspection import GANInspection
-from lit_data.datamodules.gan_source import FitOption, GANSource, ViewOption
+from lit_data.datamodules.gan_source import FitOption, GANInspection, GANSource, ViewOption
 from lit_data.datamodules.stripe_transform import find_unit_range, to_unit
-from lit_data.datasets.gan import Cut, GANDataset
-from lit_data.datasets.gan_table import Ints, Labels, SampleTable, lie_in_splits, tabulate
+from lit_data.datasets.gan.dataset import Cut, GANDataset
+from lit_data.datasets.gan.table import Ints, Labels, SampleTable, lie_in_splits, tabulate
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.io.bank import ImageBank
-from lit_data.io.fitted import FitPadding
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import FitPadding
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch, PlannedBatch, Stage
 

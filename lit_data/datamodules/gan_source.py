@@ -1,22 +1,29 @@
 """Where the pixels of a GAN set come from: its images, what its views are, and the drawn objects."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+import torch
+from torch import Tensor
 from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import ImageFolder
-from lit_data.datasets.gan_samples import ensure_gan_samples
-from lit_data.datasets.gan_table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
+from lit_data.datamodules.stripe_transform import to_unit
+from lit_data.datamodules.visuals import Inspection
+from lit_data.datasets.gan.dataset import GANDataset
+from lit_data.datasets.gan.table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
 from lit_data.errors import ConfigError, DataError, Problems
-from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource
-from lit_data.io.fitted import Fit, FitPadding, FittedDecoder
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import Fit, FitPadding, FittedDecoder
 from lit_data.io.remote import Scope
+from lit_data.samples.gan import ensure_gan_samples
+from lit_data.synthesis.values import ValueRange
+from lit_data.types import Batch
 
 ViewOption = Literal["auto"] | Views
 FitOption = Fit | Literal["patches"]
@@ -38,7 +45,7 @@ class GANSource(ImageFolder):
         azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json`` says, or 0 to 360.
         elevation_deg: Lowest and highest; by default as ``views.json`` says, or 0 to 60.
         image_px: (height, width) of a sample.
-        fit: `cover`, `contain`, `stretch` and `keep` as `lit_data.io.fitted.Fit` says, once for the store. `patches`
+        fit: `cover`, `contain`, `stretch` and `keep` as `Fit` says, once for the store. `patches`
             scales nothing: samples are patches of images of any size, at random places for training, else of a grid.
         padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
     """
@@ -123,3 +130,30 @@ class GANSource(ImageFolder):
             counts[self.name(source.paths[0])] = int(rows * columns)
         problems.raise_if_any("sheets need as many views across as down: set data.tiles or data.image_px")
         return check_views(counts) if counts else 1
+
+
+class GANInspection(Inspection):
+    """See `Inspection`.
+
+    Args:
+        dataset: The images of the stage.
+        values: The pixel values that become 0 and 1.
+        plain: Finishes a planned batch without augmentation; none where nothing is augmented.
+    """
+
+    def __init__(self, dataset: GANDataset, values: ValueRange, plain: Callable[[Batch], Batch] | None) -> None:
+        self._dataset, self._values, self._plain = dataset, values, plain
+
+    @override
+    def draw(self, batch: Batch) -> Batch | None:
+        return self._plain(batch) if self._plain else None
+
+    @override
+    def whole_values(self) -> tuple[str, ValueRange] | None:
+        if self._plain or not self._values.whole:
+            return None
+        return self._dataset.bank.dtype.name, self._values
+
+    def views_of(self, number: int) -> Tensor:
+        """All views of one object: [V, C, h, w] float32 in 0..1."""
+        return to_unit(torch.from_numpy(self._dataset.views_of(number)), self._values)

@@ -15,16 +15,14 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.io.bank import ImageBank
-from lit_data.io.checking import find_faults
-from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.discovery import find_images, match_by_stem
-from lit_data.io.files import DecodedFiles
-from lit_data.io.masks import MaskOptions
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.io.images.header_scan import OnBad, find_faults
+from lit_data.io.images.image_source import DecodedFiles, ImageBank
+from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
-from lit_data.io.store import DecodedStore
-from lit_data.io.survey import OnBad
+from lit_data.io.store.store import DecodedStore
 
 log = logging.getLogger(__name__)
 

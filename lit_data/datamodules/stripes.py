@@ -10,24 +10,22 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.augment import SingleTexture, stage_augmentations
-from lit_data.datamodules.backend import Backend, DrawingBackend
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.stripe_baselines import build_stripe_baselines
-from lit_data.datamodules.stripe_files import StripeFiles
-from lit_data.datamodules.stripe_inspection import StripeInspection
-from lit_data.datamodules.stripe_transform import StripeTransform, find_margins, find_unit_range
+from lit_data.datamodules.defect_placement import Backend, DrawingBackend
+from lit_data.datamodules.stripe_files import StripeFiles, build_stripe_baselines
+from lit_data.datamodules.stripe_transform import StripeInspection, StripeTransform, find_margins, find_unit_range
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.device_bank import DevicePatches
-from lit_data.datasets.layouts import ROLES, rule_of
 from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.datasets.stripes.device_bank import DevicePatches
+from lit_data.datasets.stripes.layouts import ROLES, rule_of
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
-from lit_data.io.bank import ImageBank, describe_bank
-from lit_data.io.masks import MaskOptions
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.image_source import ImageBank, describe_bank
+from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.survey import OnBad
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Batch, PlannedBatch, Stage

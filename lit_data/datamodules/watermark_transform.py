@@ -6,14 +6,17 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers
+from lit_data.datamodules.visuals import Inspection
 from lit_data.datasets.watermarks import WatermarkDataset, corner_of
+from lit_data.synthesis.values import ValueRange
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks
 from lit_data.synthesis.watermarks.spec import MODES, WatermarkSpec
 from lit_data.synthesis.watermarks.visible import keep_visible
-from lit_data.types import PlannedBatch, Stage
+from lit_data.types import Batch, PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"
 """Where a planned batch holds its `BatchPlan`, which moves to a device as tensors do."""
@@ -152,3 +155,31 @@ def _describe(plan: WatermarkPlan, number: int, fonts: Sequence[str]) -> dict[st
         "mode": MODES[int(plan.mode[row])],
         "colour": [round(part, 3) for part in plan.colour[row].tolist()],
     }
+
+
+_BYTES = ValueRange(0.0, 255.0, whole=True)
+
+
+class WatermarkInspection(Inspection):
+    """See `Inspection`.
+
+    Args:
+        dataset: The patches of the stage.
+        transformation: What is done with them.
+        stage: Which stage.
+    """
+
+    def __init__(self, dataset: WatermarkDataset, transformation: WatermarkTransform, stage: Stage) -> None:
+        self._dataset, self._transformation, self._stage = dataset, transformation, stage
+
+    @override
+    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+        return self._transformation.describe_plan(batch, rows, self._dataset)
+
+    @override
+    def draw(self, batch: Batch) -> Batch | None:
+        return self._transformation.draw(batch) if self._stage in self._transformation.augment else None
+
+    @override
+    def whole_values(self) -> tuple[str, ValueRange] | None:
+        return None if self._stage in self._transformation.augment else ("uint8", _BYTES)

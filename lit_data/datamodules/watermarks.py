@@ -1,6 +1,10 @@
 """`WatermarkDataModule`: pages and photographs with text watermarks, drawn or real."""
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,22 +14,61 @@ from typing_extensions import override
 from lit_data.augment import stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.watermark_inspection import WatermarkInspection
-from lit_data.datamodules.watermark_source import WatermarkSource
-from lit_data.datamodules.watermark_transform import WatermarkTransform
-from lit_data.datasets.progressive import ProgressiveSize
+from lit_data.datamodules.source import MaskedImageFolder
+from lit_data.datamodules.watermark_transform import WatermarkInspection, WatermarkTransform
+from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.datasets.stripes.layouts import describe_no_images
 from lit_data.datasets.watermarks import WatermarkDataset
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, DataError
 from lit_data.grid import pair_px
-from lit_data.io.bank import ImageBank
-from lit_data.io.masks import MaskOptions
-from lit_data.io.options import ReadOptions
-from lit_data.io.remote import RemoteOptions
-from lit_data.io.survey import OnBad
+from lit_data.io.discovery import find_images
+from lit_data.io.images.decoders import ImageSource
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.remote import RemoteOptions, Scope
 from lit_data.loading import LoaderOptions
+from lit_data.samples.watermarks import ensure_watermark_samples
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.types import Batch, PlannedBatch, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatermarkSource(MaskedImageFolder):
+    """The files of a watermark set; by default grey images are copied to three channels and alpha is dropped."""
+
+    read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the disk."""
+        if self.masks and not self.root:
+            raise ConfigError("the drawn backgrounds have no masks: set data.root, or leave data.masks out")
+        super().__post_init__()
+
+    @override
+    def list_images(self) -> list[ImageSource]:
+        masks = self.mask_folder
+        found = find_images(self.folder, patterns=self.patterns).paths
+        images = [path for path in found if masks is None or not path.is_relative_to(masks)]
+        if not images:
+            raise DataError(describe_no_images(self.folder, [masks] if masks else []))
+        return [ImageSource((str(path),)) for path in images]
+
+    @property
+    @override
+    def _identity(self) -> str:
+        return repr((os.path.realpath(self.folder), self.patterns, self.masks))
+
+    @override
+    def _make_samples(self, folder: Path) -> Path:
+        return ensure_watermark_samples(folder, **self.samples)
+
+    @property
+    @override
+    def _scope(self) -> Scope:
+        return Scope.of_images(self.patterns, masks=self.masks)
 
 
 class WatermarkDataModule(BaseDataModule[WatermarkDataset]):

@@ -1,9 +1,9 @@
 """Map-style datasets. They know nothing of Lightning, and importing one imports neither Kornia nor Hydra."""
 
-from lit_data.datasets.ct import CTDataset
-from lit_data.datasets.detection import DetectionDataset
-from lit_data.datasets.gan import GANDataset
-from lit_data.datasets.stripes import StripeDataset
+from lit_data.datasets.ct.dataset import CTDataset
+from lit_data.datasets.detection.dataset import DetectionDataset
+from lit_data.datasets.gan.dataset import GANDataset
+from lit_data.datasets.stripes.dataset import StripeDataset
 from lit_data.datasets.watermarks import WatermarkDataset
 
 __all__ = ["CTDataset", "DetectionDataset", "GANDataset", "StripeDataset", "WatermarkDataset"]

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.patch_source import GridPatches, Places, RandomPatches, cut_patch
-from lit_data.datasets.progressive import ProgressiveSize
+from lit_data.datasets.patch_source import GridPatches, Places, ProgressiveSize, RandomPatches, cut_patch
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
-from lit_data.io.bank import ImageBank
-from lit_data.io.shared_arrays import share_state
-from lit_data.io.store import DecodedStore
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.store.shared_arrays import share_state
+from lit_data.io.store.store import DecodedStore
 from lit_data.synthesis.watermarks.cover import draw_cover
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
 from lit_data.synthesis.watermarks.plan import sample_watermarks

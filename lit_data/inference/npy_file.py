@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_data.errors import StoreSpaceError, show_path
 from lit_data.files import replacing
-from lit_data.io.store_writer import reserve, write_all
+from lit_data.io.store.writer import reserve, write_all
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 

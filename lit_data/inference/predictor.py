@@ -16,29 +16,23 @@ from torch import Tensor, nn
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import pair_px
-from lit_data.inference.batch_size import BatchRange
-from lit_data.inference.batch_sizes import BatchSizes
-from lit_data.inference.batches import Job
-from lit_data.inference.blending import Blend
-from lit_data.inference.forward import Activation, Forward, ForwardOptions, Precision
-from lit_data.inference.lanes import Lanes, check_lanes
+from lit_data.inference.batch_size_table import BatchRange, BatchSizes
+from lit_data.inference.batches import Job, MemoryTarget, Meter, OnProgress
+from lit_data.inference.cpu_parallel import Lanes, check_lanes
+from lit_data.inference.forward import Activation, Augment, Forward, ForwardOptions, Precision
 from lit_data.inference.npy_file import FileDtype, NpyTarget, replacing_file
-from lit_data.inference.progress import Meter, OnProgress
-from lit_data.inference.reach import measure_reach_px
-from lit_data.inference.runner import Runner
-from lit_data.inference.slabs import MemoryTarget
+from lit_data.inference.oom_retry import try_twice
+from lit_data.inference.receptive_field import measure_reach_px
+from lit_data.inference.runner import Runner, TileStream
 from lit_data.inference.sources import Image, Images, Source, open_source, open_sources
-from lit_data.inference.stream import TileStream
-from lit_data.inference.tiling import Size, Tiling
-from lit_data.inference.try_twice import try_twice
-from lit_data.inference.turns import Augment
+from lit_data.inference.tiling import Blend, Size, Tiling
 
 
 class TiledPredictor:
     """Cuts images into overlapping tiles, predicts tiles of all images in common batches, and stitches their values.
 
     Where the overlap is at least the net's receptive field, the values are those that the net gives for the whole
-    image, to the rounding of float32, see `lit_data.inference.blending.weigh_tiles`. A side shorter than a tile is
+    image, to the rounding of float32, see `lit_data.inference.tiling.weigh_tiles`. A side shorter than a tile is
     reflected up to a multiple of `round_px` and cut back.
 
     If memory runs out, the batch is predicted in halves and the size that works is kept for later calls. The model goes

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_data.errors import DataError
 from lit_data.inference.tiling import Axis
 from lit_data.io import ImageBank
-from lit_data.io.ordered import ordered_map
+from lit_data.io.progress import ordered_map
 from lit_data.types import Array
 
 DTYPES: Final = ("bool", "uint8", "uint16", "int16", "float16", "float32", "float64")

@@ -1,11 +1,41 @@
 """A progress bar that stays away from short work."""
 
 import time
-from collections.abc import Generator, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+Item = TypeVar("Item")
+R = TypeVar("R")
+AHEAD = 2
+"""Calls under way or finished but not yet taken, per thread: bounds the memory of their results."""
+
+
+def ordered_map(function: Callable[[Item], R], items: Iterable[Item], workers: int) -> Generator[R, None, None]:
+    """Call the function on each item in threads and yield the results in the order of the items.
+
+    Args:
+        function: Called once for each item; what it raises is raised here.
+        items: Taken one by one, no further ahead than ``AHEAD * workers``.
+        workers: Number of threads.
+    """
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="lit_data") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > AHEAD * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
 
 T = TypeVar("T")
 DELAY_S = 2.0

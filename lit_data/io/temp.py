@@ -4,18 +4,25 @@ The owner of a temporary folder stands in its name: making a folder is one atomi
 a kill leaves a folder whose owner is unknown. The random part makes the name unpredictable.
 """
 
+import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from lit_data.errors import StoreBusyError, show_path
+
+log = logging.getLogger(__name__)
+
 
 ABANDONED_S = 24 * 3600
 """A folder made on another machine, where its owner cannot be looked up, counts as abandoned after this long."""
@@ -122,3 +129,74 @@ def _identify_machine() -> str:
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         facts.append(str(Path("/proc/self/ns/pid").readlink()))
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:8]
+
+
+LOCK_NAME = ".lock"
+POLL_S = 0.2
+TELL_EVERY_S = 15.0
+ORPHANED_S = 5.0
+"""A lock that is held for this long while nobody builds is held by nobody who matters."""
+
+
+@contextmanager
+def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> Iterator[None]:
+    """Hold the folder's build lock, or go on without it once waiting for it has no more use.
+
+    Args:
+        folder: An existing folder.
+        wait_s: Longest wait for another process that builds.
+        is_done: Says whether the other process has made what we want; ends the wait.
+
+    Raises:
+        StoreBusyError: Another process still builds after ``wait_s``.
+    """
+    try:
+        fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        _tell_unlockable(folder, error)
+        yield
+        return
+    try:
+        _wait(fd, folder, wait_s, is_done)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a forked child may share the descriptor
+        os.close(fd)
+
+
+def _wait(fd: int, folder: Path, wait_s: float, is_done: Callable[[], bool]) -> None:
+    started_s = seen_s = time.monotonic()
+    told_s = float("-inf")
+    name = show_path(folder)
+    while not _try(fd, folder) and not is_done():
+        now_s = time.monotonic()
+        builder = find_builder(folder)
+        if builder is not None:
+            seen_s = now_s
+        elif now_s - seen_s > ORPHANED_S:
+            log.warning("%s: its lock is held but nobody builds; going on without it", name)
+            return
+        if now_s - started_s > wait_s:
+            raise StoreBusyError(
+                f"{name}: {builder or 'an unknown process'} still builds there after wait_s={wait_s:g} s; "
+                "wait for it, raise wait_s, or end that process"
+            )
+        if now_s - told_s > TELL_EVERY_S:
+            log.warning("%s: waiting for %s, which builds there (%.0f s)", name, builder, now_s - started_s)
+            told_s = now_s
+        time.sleep(POLL_S)
+
+
+def _try(fd: int, folder: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _tell_unlockable(folder, error)
+    return True
+
+
+def _tell_unlockable(folder: Path, error: OSError) -> None:
+    log.warning("%s: cannot be locked (%s); going on without it", show_path(folder / LOCK_NAME), error.strerror)

@@ -22,6 +22,9 @@ from lit_data.loading.tasks import Failure, write
 from lit_data.loading.workers import InlineWorkers, ThreadWorkers, Workers
 from lit_data.types import Array, RowWriter
 
+log = logging.getLogger(__name__)
+
+
 _PROBES: Final = 6
 _PROBE_S: Final = 0.3
 _PROBE_SAMPLES: Final = 32
@@ -33,7 +36,6 @@ _MEMORY_SHARE: Final = 0.5
 _TASK_S: Final = 0.001
 _TASK_SAMPLES: Final = 16
 
-log = logging.getLogger(__name__)
 _told: deque[tuple[WorkerKind, int]] = deque(maxlen=1)  # each stage chooses, mostly the same
 
 

@@ -17,8 +17,7 @@ from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder
-from lit_data.loading.rows import as_rows, count_samples
-from lit_data.loading.samples import Collate, MapStyle, SampleWriter
+from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
 from lit_data.loading.staging import Slot, Staging, check_room
 from lit_data.loading.state import LoaderState, Progress
 from lit_data.loading.tasks import Failure, write

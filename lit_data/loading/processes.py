@@ -6,9 +6,12 @@ import errno
 import multiprocessing
 import os
 import signal
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, cast
 
@@ -16,14 +19,46 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_data.errors import WorkerDiedError
-from lit_data.loading.endings import describe_end, find_ended, send_signal
 from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.machine import count_files
 from lit_data.loading.tasks import Task, describe_samples
-from lit_data.loading.watch import Watch
 from lit_data.loading.worker_process import FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader
+from lit_data.loading.worker_watchdog import Watch
 from lit_data.loading.workers import Answer, hang_text, log_opencv_threads
 from lit_data.types import Array, RowWriter
+
+_GRACE_S: Final = 1.0
+
+
+def find_ended(processes: list[BaseProcess], wait_s: float) -> list[BaseProcess]:
+    """Those that have ended, by their sentinels: an exit code is lost where a signal strikes as it is read."""
+    gone = wait([process.sentinel for process in processes], wait_s)
+    return [process for process in processes if process.sentinel in gone or not process.is_alive()]
+
+
+def send_signal(number: signal.Signals, processes: list[BaseProcess]) -> None:
+    """Send a signal to the processes that live, and wait a little for their end."""
+    left = [process for process in processes if process not in find_ended(processes, 0)]
+    for process in left:
+        with suppress(ProcessLookupError):  # it may end at this moment
+            os.kill(process.pid or 0, number)
+    deadline_s = time.monotonic() + _GRACE_S
+    for process in processes:
+        process.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def describe_end(exitcode: int | None) -> tuple[str, str]:
+    """How a process ended, and what may help."""
+    if exitcode == -signal.SIGKILL:
+        return "was killed (SIGKILL)", "The kernel does that when memory runs out: lower data.loader.num_workers."
+    if exitcode == -signal.SIGBUS:
+        return "was killed (SIGBUS)", "A mapped file became shorter, or memory for a page ran out."
+    if exitcode is None:
+        return "ended", "Its exit code is lost."
+    if exitcode < 0:
+        return f"was killed ({signal.Signals(-exitcode).name})", "A library crashed on these samples: read them alone."
+    return f"ended with exit code {exitcode}", "Something in the dataset ends the process."
+
 
 _END: Final = object()
 _FILES: Final = 24

@@ -1,5 +1,6 @@
 """Any map-style dataset, written row by row like one that writes rows itself."""
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
@@ -9,9 +10,44 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.loading.generators import are_equal, put_states, seed_generators, take_states
+from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words
 from lit_data.types import Array, Batch, FieldSpec, RowWriter
+
+States = tuple[torch.Tensor, tuple[Any, ...], tuple[Any, ...]]
+"""States of torch's generator of the CPU, of NumPy's global one, and of that of `random`."""
+
+
+def take_states() -> States:
+    """Their states now."""
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # type: ignore[return-value]  # noqa: NPY002
+
+
+def put_states(states: States) -> None:
+    """Set them back."""
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    random.setstate(states[2])
+
+
+def are_equal(before: States, after: States) -> bool:
+    """Whether nobody drew in between."""
+    (_, key, *place), (_, key_after, *place_after) = before[1], after[1]
+    numpy_is_equal = place == place_after and np.array_equal(key, key_after)
+    return numpy_is_equal and before[2] == after[2] and torch.equal(before[0], after[0])
+
+
+def seed_generators(words: NDArray[np.uint32]) -> None:
+    """Seed all three.
+
+    Args:
+        words: Two random words.
+    """
+    low, high = int(words[0]), int(words[1])
+    torch.default_generator.manual_seed(low | high << 32)
+    np.random.seed(low)  # noqa: NPY002
+    random.seed(high)
+
 
 _VIEWED_AS: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 """Dtypes that NumPy lacks travel as integers of their size."""
@@ -312,3 +348,53 @@ def _sketch(value: Value) -> str:
     if isinstance(value, Mapping):
         return f"dict of {sorted(map(str, value))}"
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+
+
+def count_samples(dataset: RowWriter | MapStyle) -> int:
+    """The length of a dataset.
+
+    Raises:
+        ConfigError: It cannot be read by index.
+    """
+    if not (hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)) or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with __getitem__ and __len__, "
+            "or one with `fields` and `write_into` (lit_data.types.RowWriter)"
+        )
+    return len(dataset)
+
+
+def as_rows(dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None) -> RowWriter:
+    """The dataset, if it writes rows; else a writer of its samples.
+
+    Raises:
+        ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to do.
+    """
+    if not isinstance(dataset, RowWriter):
+        return SampleWriter(dataset, seed=options.seed, collate_fn=collate_fn)
+    if collate_fn is not None:
+        raise ConfigError(f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn")
+    return dataset
+
+
+class SingleSamples:
+    """A dataset that writes rows, read sample by sample, as torch's own loader does.
+
+    Args:
+        dataset: Its fields are not ragged.
+    """
+
+    def __init__(self, dataset: RowWriter) -> None:
+        self._dataset, self.epoch = dataset, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Samples are those of this epoch from now on."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rows = {key: np.zeros((1, *spec.shape), spec.dtype) for key, spec in self._dataset.fields.items()}
+        self._dataset.write_into(rows, np.array([index]), self.epoch)
+        return {key: torch.from_numpy(row)[0] for key, row in rows.items()}

@@ -12,16 +12,18 @@ import numpy as np
 import torch
 
 from lit_data.errors import ConfigError
-from lit_data.io.shared import Handle, SharedMemory
+from lit_data.io.store.shared_arrays import Handle, SharedMemory
 from lit_data.loading.layout import Layout
 from lit_data.loading.machine import available_memory_bytes
 from lit_data.types import Array, Batch
+
+log = logging.getLogger(__name__)
+
 
 _HANDED_OUT: Final = 3
 """Batches a consumer may hold while the ring still lends its memory: one in use, one prefetched, one in transfer."""
 
 _serials = count()
-log = logging.getLogger(__name__)
 
 
 class Slot:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from lit_data.io.shared import Handle, SharedMemory, attach
+from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
 from lit_data.loading.layout import Layout
 from lit_data.loading.tasks import Failure, Texts, check_crossing, write
 from lit_data.loading.workers import THREADS_VARIABLE

@@ -17,14 +17,15 @@ from lit_data.errors import WorkerDiedError
 from lit_data.loading.tasks import Failure, Task, Texts, describe_samples, write
 from lit_data.types import RowWriter
 
+log = logging.getLogger(__name__)
+
+
 THREADS_VARIABLE: Final = "OPENCV_FOR_THREADS_NUM"
 """A number that the user gives OpenCV here holds in workers too."""
 
 Answer = tuple[Task, Texts | Failure]
 Answers = SimpleQueue[tuple[int, Texts | Failure]]
 Jobs = SimpleQueue[tuple[int, Task, Answers] | None]
-
-log = logging.getLogger(__name__)
 
 
 class Workers(Protocol):

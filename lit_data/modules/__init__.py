@@ -1,18 +1,18 @@
 """LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
 
-from lit_data.modules.compare_net import CompareNet
-from lit_data.modules.detection import DetectionModule
-from lit_data.modules.detector_net import DetectorNet
-from lit_data.modules.gan import GANModule
-from lit_data.modules.gan_conditions import Conditions, RayPatches
-from lit_data.modules.gan_nets import ConvDiscriminator, ConvGenerator
-from lit_data.modules.gan_rays import RayGenerator
-from lit_data.modules.segmentation import SegmentationModule
-from lit_data.modules.unet import UNet
-from lit_data.modules.vector_quantiser import VectorQuantiser
-from lit_data.modules.voxel import VoxelModule
-from lit_data.modules.voxel_net import PointVoxelNet
-from lit_data.modules.voxel_queries import QueryCounts
+from lit_data.modules.detection.module import DetectionModule
+from lit_data.modules.detection.net import DetectorNet
+from lit_data.modules.gan.conditions import Conditions, RayPatches
+from lit_data.modules.gan.module import GANModule
+from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
+from lit_data.modules.gan.rays import RayGenerator
+from lit_data.modules.segmentation.compare_net import CompareNet
+from lit_data.modules.segmentation.module import SegmentationModule
+from lit_data.modules.segmentation.unet import UNet
+from lit_data.modules.voxel.module import VoxelModule
+from lit_data.modules.voxel.net import PointVoxelNet
+from lit_data.modules.voxel.queries import QueryCounts
+from lit_data.modules.voxel.vector_quantiser import VectorQuantiser
 
 __all__ = [
     "CompareNet",

@@ -5,12 +5,137 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.batch_form import count_samples
+from lit_data.devices import widest_float
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
 from lit_data.types import Batch
+
+_BINS = 8192
+_PEAKS = 32
+
+
+class PixelScores(Metric):
+    """Average precision and Dice of pixels, from a histogram of scores.
+
+    The state is two counts for each of 8192 bins, whatever the number of pixels: torchmetrics' own average precision
+    keeps all pixels, or in its binned form compares every pixel with every threshold. Average precision is
+    ``sum((R_k - R_(k-1)) * P_k)`` over falling thresholds (Zhu, "Recall, precision and average precision", 2004). Dice
+    is ``2 TP / (2 TP + FP + FN)``, at `threshold` or at the threshold where it is largest.
+
+    Args:
+        threshold: Score from which a pixel counts as a defect, for Dice; none takes the best one, which flatters.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    histogram: Tensor
+
+    def __init__(self, *, threshold: float | None = 0.5) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.add_state("histogram", torch.zeros(2, _BINS, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, scores: Tensor, masks: Tensor) -> None:
+        """Count pixels.
+
+        Args:
+            scores: Any shape, in 0..1.
+            masks: The same shape, in {0, 1}.
+        """
+        place = _find_bins(scores) + _BINS * (masks.flatten() > 0.5)
+        self.histogram += torch.bincount(place, minlength=2 * _BINS).view(2, _BINS)
+
+    def compute(self) -> dict[str, Tensor]:
+        """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
+        false, true = self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
+        precision, recall = true / (true + false).clamp(min=1), true / true[-1].clamp(min=1)
+        steps = torch.diff(recall, prepend=recall.new_zeros(1))
+        dice = 2 * true / (true + false + true[-1]).clamp(min=1)
+        chosen = dice.max() if self.threshold is None else dice[_BINS - 1 - self._threshold_bin()]
+        return {"average_precision": (steps * precision).sum().float(), "dice": chosen.float()}
+
+    def _threshold_bin(self) -> int:
+        return int(_find_bins(torch.tensor([self.threshold])))
+
+
+class DefectRecall(Metric):
+    """Share of defects found at a fixed number of false alarms per patch.
+
+    A defect is a connected region (8 neighbours) of the mask; its score is the highest in it. A false alarm is a local
+    maximum of the score (the highest within 5 x 5 px, the first of equal ones) farther than 3 px from any mask. A
+    defect is found when its score is above a threshold, the lowest above which there are no more than
+    `false_alarms_per_patch` false alarms on average: one point of the FROC curve (Chakraborty, "Maximum likelihood
+    analysis of free-response ROC data", 1989). Of each patch the 32 highest alarms are kept, which bounds the state;
+    the recall is exact unless a single patch has more of them above the threshold.
+
+    Args:
+        false_alarms_per_patch: The allowed rate.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    alarms: list[Tensor]
+    defects: list[Tensor]
+    patches: Tensor
+
+    def __init__(self, *, false_alarms_per_patch: float = 0.1) -> None:
+        super().__init__()
+        self.false_alarms_per_patch = false_alarms_per_patch
+        self.add_state("alarms", [], dist_reduce_fx="cat")
+        self.add_state("defects", [], dist_reduce_fx="cat")
+        self.add_state("patches", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, scores: Tensor, masks: Tensor) -> None:
+        """Collect alarms and defects.
+
+        Args:
+            scores: [B, 1, H, W] float.
+            masks: [B, 1, H, W] in {0, 1}.
+        """
+        far = F.max_pool2d(masks.float(), 7, 1, 3) == 0
+        _, highest = F.max_pool2d(scores, 5, 1, 2, return_indices=True)
+        own = torch.arange(scores[0].numel(), device=scores.device).view(scores[0].shape)
+        peaks = scores.masked_fill((highest != own) | ~far, -torch.inf).flatten(1)
+        self.alarms.append(peaks.topk(min(_PEAKS, peaks.shape[1])).values.flatten().float())
+        self.defects.append(_score_defects(scores, masks))
+        self.patches += len(scores)
+
+    def compute(self) -> Tensor:
+        """The recall, 0 to 1; 0 where there are no defects."""
+        defects, alarms = dim_zero_cat(self.defects), dim_zero_cat(self.alarms)
+        if not len(defects):
+            return torch.zeros((), device=self.device)
+        allowed = int(self.false_alarms_per_patch * int(self.patches))
+        ranked = alarms.sort(descending=True).values
+        threshold = ranked[allowed] if allowed < len(ranked) else ranked.new_tensor(-torch.inf)
+        return (defects > threshold).float().mean()
+
+
+def _find_bins(scores: Tensor) -> Tensor:
+    """Bins that are narrow near 0 and near 1, where the scores of rare defects lie."""
+    exact = scores.flatten().to(widest_float(scores.device))
+    logit = torch.logit(exact, eps=max(1e-9, torch.finfo(exact.dtype).eps / 2))
+    return ((logit / 42 + 0.5) * _BINS).long().clamp(0, _BINS - 1)  # logit(1e-9) is -20.7
+
+
+def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
+    import cv2
+    import numpy as np
+
+    found: list[float] = []
+    for row in torch.nonzero(masks.flatten(1).any(1)).flatten().tolist():
+        count, labels = cv2.connectedComponents((masks[row, 0] > 0.5).cpu().numpy().astype(np.uint8), connectivity=8)
+        best = np.full(count, -np.inf, dtype=np.float32)
+        np.maximum.at(best, labels.ravel(), scores[row, 0].detach().float().cpu().numpy().ravel())
+        found += best[1:].tolist()
+    return torch.tensor(found, dtype=torch.float32, device=scores.device)
 
 
 class ScoredModule(L.LightningModule):

@@ -4,12 +4,11 @@ The renderer does the same for every family; for micro-batches of small spots Nu
 """
 
 import threading
-from typing import Final, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.synthesis.families.spot import Spot
 from lit_data.synthesis.kernels import SUBPIXELS, spot_kernels, window_start
 from lit_data.synthesis.plan import DefectPlan
 from lit_data.synthesis.values import ValueRange
@@ -53,7 +52,8 @@ def _place_kernels(plan: DefectPlan) -> tuple[NDArray[np.int64], NDArray[np.int6
     nearest_y, nearest_x = np.floor(plan.y + np.float32(0.5)), np.floor(plan.x + np.float32(0.5))
     offset_y = ((plan.y - nearest_y + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
     offset_x = ((plan.x - nearest_x + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
-    kernels = spot_kernels(cast(Spot, plan.spec.members[0]).shapes)
+    spot: Any = plan.spec.members[0]
+    kernels = spot_kernels(spot.shapes)
     top, left = (
         nearest.astype(np.int64) - window_start(size)
         for nearest, size in zip((nearest_y, nearest_x), kernels.shape[3:], strict=True)

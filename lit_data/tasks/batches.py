@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples, slice_batch
 from lit_data.callbacks import AdaptiveBatchSize
-from lit_data.callbacks.adaptive.pieces import merge_outputs, spread
+from lit_data.callbacks.adaptive.active_batch import merge_outputs, spread
 from lit_data.callbacks.wrapping import wrap
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
-from lit_data.inference.lanes import Lanes
+from lit_data.inference.cpu_parallel import Lanes
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter, Work
 
@@ -84,7 +84,7 @@ class _Writes(L.Callback):
 
 
 class _InLanes(L.Callback):
-    """Runs `predict_step` on pieces of a batch side by side, see `lit_data.inference.lanes`."""
+    """Runs `predict_step` on pieces of a batch side by side, see `lit_data.inference.cpu_parallel`."""
 
     def __init__(self, count: int, datamodule: BaseDataModule) -> None:
         self._count, self._datamodule, self._open = count, datamodule, ExitStack()

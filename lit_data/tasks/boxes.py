@@ -21,7 +21,7 @@ from typing_extensions import override
 from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_text
-from lit_data.io.image_files import write_image
+from lit_data.io.images.writing import write_image
 from lit_data.tasks.answers import ask_step, read_classes
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure

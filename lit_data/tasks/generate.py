@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import lightning as L
 import numpy as np
@@ -14,7 +14,7 @@ from typing_extensions import override
 from lit_data.callbacks.imaging.pictures import draw_grid
 from lit_data.callbacks.imaging.sampling import SweepsViews, check_sampling, sample, sweep, turns
 from lit_data.datamodules import GANDataModule
-from lit_data.io.image_files import write_png
+from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
@@ -200,7 +200,8 @@ def generate(
     """
     check_sampling(model, "predict")
     model.to(run.make_trainer([]).strategy.root_device)
-    cast(Any, model).poses = datamodule.poses  # the sides to choose from; in training its own setup does that
+    sided: Any = model
+    sided.poses = datamodule.poses  # the sides to choose from; in training its own setup does that
     count, seed = options.count or _COUNT, int(run.identity["seed"] or 0)
     images = sample(model, count, seed=seed, batch_size=options.batch_size or _BATCH)
     for number, image in enumerate(track(images, "writing images", count)):

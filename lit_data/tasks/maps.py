@@ -17,8 +17,8 @@ from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
 from lit_data.inference import Defect, find_defects
-from lit_data.io.image_files import write_png_parts
-from lit_data.io.readers import read_image
+from lit_data.io.images.readers import read_image
+from lit_data.io.images.writing import write_png_parts
 from lit_data.synthesis.values import ValueRange
 from lit_data.tasks.answers import ask_step, read_probability
 from lit_data.tasks.base import Task, register

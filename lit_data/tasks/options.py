@@ -10,11 +10,10 @@ import lightning as L
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.inference.blending import Blend
-from lit_data.inference.forward import Precision
-from lit_data.inference.quantise_net import Mode
-from lit_data.inference.turns import Augment
-from lit_data.io.survey import OnBad
+from lit_data.inference.export.quantise import Mode
+from lit_data.inference.forward import Augment, Precision
+from lit_data.inference.tiling import Blend
+from lit_data.io.images.header_scan import OnBad
 
 _HOW: Final = (
     "folder",
@@ -70,7 +69,7 @@ class PredictOptions:
         lanes: As there; None: on the CPU one for each core that torch uses, at most 4, and one for what is compiled.
         readers: As there.
         quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`; see
-            `lit_data.inference.quantise_net`.
+            `lit_data.inference.export.quantise`.
         calibration_images: For `static`, images that set the ranges of int8.
         onnx: Write the net as this file too.
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import lightning as L
 import numpy as np
@@ -15,8 +15,8 @@ from typing_extensions import override
 from lit_data.datamodules import CTDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
-from lit_data.io.volumes.medical import import_medical
 from lit_data.io.volumes.reading import open_volume
+from lit_data.io.volumes.streams import import_medical
 from lit_data.io.volumes.volume import Volume
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
@@ -147,15 +147,16 @@ def draw_pairs(pairs: list[tuple[VolumeShown, VolumeShown]], path: Path, title: 
 def read_shown(batch: Batch, row: int) -> VolumeShown:
     """One sample of a finished batch on the host, of points or of windows; of points without slices."""
     name = Path(str(batch["path"][row])).name[-24:]
-    spacing = cast(tuple[float, float, float], tuple(batch["spacing"][row].tolist()))
+    spacing: Any = tuple(batch["spacing"][row].tolist())
     if "coords" not in batch:
         image, occupied = batch["image"][row, 0].numpy(), batch["occupied"][row, 0].numpy()
-        slices = tuple(np.take(image, side // 2, axis) for axis, side in enumerate(image.shape))
-        return VolumeShown(name, image.shape, spacing, np.argwhere(occupied), image[occupied], cast(Any, slices))
+        slices: Any = tuple(np.take(image, side // 2, axis) for axis, side in enumerate(image.shape))
+        return VolumeShown(name, image.shape, spacing, np.argwhere(occupied), image[occupied], slices)
     ends = batch[f"coords{COUNT_SUFFIX}"].cumsum(0).tolist()
     own = slice(ends[row - 1] if row else 0, ends[row])
     coords, values = batch["coords"][own, 1:].numpy(), batch["feats"][own, 0].numpy()
-    return VolumeShown(name, cast(Any, tuple(batch["shape"][row].tolist())), spacing, coords, values)
+    shape: Any = tuple(batch["shape"][row].tolist())
+    return VolumeShown(name, shape, spacing, coords, values)
 
 
 def show_found(batch: Batch, row: int, found: Reconstruction) -> VolumeShown:

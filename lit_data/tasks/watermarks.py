@@ -17,8 +17,8 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
-from lit_data.io.image_files import write_png_parts
-from lit_data.io.readers import read_image
+from lit_data.io.images.readers import read_image
+from lit_data.io.images.writing import write_png_parts
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import TRUE_COLOUR, draw_before_after, new_axes, open_figure, save_figure, show_mask
 from lit_data.tasks.maps import name_sample, predict_probability

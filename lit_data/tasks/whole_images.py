@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.io.bank import ImageBank
+from lit_data.io.images.image_source import ImageBank
 from lit_data.types import Array
 
 _SLAB_PX: Final = 2**22

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes, move_points
+from lit_data.augment.matrices import BoxLimits, box_corners, hull_boxes, move_points
 from lit_data.errors import ConfigError
 
 ANY = BoxLimits(min_px=0, min_visible=0)

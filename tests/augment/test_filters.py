@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.augment.filters import blur, gaussian_weights, plane_means, power
+from lit_data.augment.photometry import blur, gaussian_weights, plane_means, power
 
 
 def test_weights_are_a_gaussian_with_sum_one() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_data.augment import Layers, SingleTexture, StripeAugment
-from lit_data.augment.noise import noise_field
+from lit_data.augment.photometry import noise_field
 from lit_data.errors import ConfigError
 
 

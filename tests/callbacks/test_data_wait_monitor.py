@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks import data_wait_monitor
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.events import Event, announce
-from lit_data.callbacks.timing import clock as step_clock
-from lit_data.callbacks.timing.clock import PARTS, Part
+from lit_data.callbacks.timing import step_clock
+from lit_data.callbacks.timing.step_clock import PARTS, Part
 from lit_data.callbacks.timing.totals import describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from tests.notes import Notes

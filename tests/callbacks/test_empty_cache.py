@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks import empty_cache
 from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.events import Event
-from lit_data.callbacks.memory import cached as cached_memory
-from lit_data.callbacks.memory.cached import HeapCache, open_cache
+from lit_data.callbacks.memory import record as cached_memory
+from lit_data.callbacks.memory.record import HeapCache, open_cache
 from lit_data.errors import ConfigError
 from tests.notes import Notes
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.image import fid
 
-from lit_data.callbacks.imaging.distances import Distances
-from lit_data.callbacks.imaging.features import SmallFeatures, extract, on_device, open_extractor
+from lit_data.callbacks.imaging.features import Distances, SmallFeatures, extract, on_device, open_extractor
 from lit_data.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from lit_data.callbacks.adaptive.logged import LoggedPieces
+from lit_data.callbacks.adaptive.active_batch import LoggedPieces
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from tests.limited_memory import FaultPlan, install
 from tests.stock_modules import QUIET

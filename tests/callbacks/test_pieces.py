@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.callbacks.adaptive.pieces import describe_shapes, mean, merge_outputs, spread
+from lit_data.callbacks.adaptive.active_batch import describe_shapes, mean, merge_outputs, spread
 
 
 class Pair(NamedTuple):

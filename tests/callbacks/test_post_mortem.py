@@ -11,9 +11,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_data.callbacks.device_memory import MemoryReading
-from lit_data.callbacks.memory import held_tensors, post_mortem
-from lit_data.callbacks.memory.held_tensors import HeldTensor, find_tensors
-from lit_data.callbacks.memory.post_mortem import PostMortems, describe_failure, is_noted, note_error, see_batch
+from lit_data.callbacks.memory import post_mortem
+from lit_data.callbacks.memory import post_mortem as held_tensors
+from lit_data.callbacks.memory.post_mortem import (
+    HeldTensor,
+    PostMortems,
+    describe_failure,
+    find_tensors,
+    is_noted,
+    note_error,
+    see_batch,
+)
 
 CPU = torch.device("cpu")
 READING = MemoryReading(3 * 2**30, 4 * 2**30, 5 * 2**30, 8 * 2**30)

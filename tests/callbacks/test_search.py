@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lit_data.callbacks.adaptive.pieces import spread
-from lit_data.callbacks.adaptive.search import SizeSearch
+from lit_data.callbacks.adaptive.active_batch import spread
+from lit_data.callbacks.adaptive.batch_size_search import SizeSearch
 from lit_data.callbacks.device_memory import MemoryReading
 
 UNLIMITED = 1e18

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAUROC
 
-from lit_data.callbacks.adaptive.buffers import BufferCopy
-from lit_data.callbacks.adaptive.random_state import NumpyRandom, save_random_state
 from lit_data.callbacks.adaptive.snapshot import (
+    BufferCopy,
     GradientSnapshot,
+    NumpyRandom,
     OptimizerSnapshot,
     StepSnapshot,
     TransferSnapshot,
     renew,
+    save_random_state,
 )
 
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_data.callbacks.timing import clock as step_clock
-from lit_data.callbacks.timing.clock import PARTS, CudaStepClock, StepClock
+from lit_data.callbacks.timing import step_clock
+from lit_data.callbacks.timing.step_clock import PARTS, CudaStepClock, StepClock
 from tests.simulated.log import LOG
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.callbacks.timing.clock import PARTS
 from lit_data.callbacks.timing.plot import Series, Throughput, draw_throughput
+from lit_data.callbacks.timing.step_clock import PARTS
 from lit_data.callbacks.timing.totals import Ended
 
 

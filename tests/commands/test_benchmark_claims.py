@@ -4,11 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.commands.benchmarks.claims import CIRCULATES, run_claims
-from lit_data.commands.benchmarks.claims_memory import measure_index, measure_sample, measure_shared, trace_bytes
-from lit_data.commands.benchmarks.claims_reading import measure_reading
+from lit_data.commands.benchmarks.claims import (
+    CIRCULATES,
+    measure_index,
+    measure_reading,
+    measure_sample,
+    measure_shared,
+    run_claims,
+    trace_bytes,
+)
 from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.compose import compose
+from lit_data.commands.configuration.compose import compose
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions

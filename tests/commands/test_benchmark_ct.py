@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.benchmarks.ct import COLUMNS, check_equal, run_ct
-from lit_data.commands.benchmarks.ct_ways import Cloud
+from lit_data.commands.benchmarks.ct import COLUMNS, Cloud, check_equal, run_ct
 from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.compose import compose
+from lit_data.commands.configuration.compose import compose
 from lit_data.errors import ConfigError, DataError
 
 WAYS = ["argwhere", "nonzero", "memory_map", "sparse_file", "store", "subset", "cached"]

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from lit_data.cli import main
-from lit_data.commands.benchmarks.gan import COLUMNS, find_largest
-from lit_data.commands.benchmarks.gan_meter import Bench
-from lit_data.commands.benchmarks.gan_ways import NAMES, list_ways
+from lit_data.commands.benchmarks.gan import COLUMNS, Bench, find_largest
+from lit_data.commands.benchmarks.gan_variants import NAMES, list_ways
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
 from lit_data.types import Batch
 

@@ -12,10 +12,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.cli import main
-from lit_data.commands.benchmarks.mosaic import COLUMNS, LABELS, run_mosaic
-from lit_data.commands.benchmarks.mosaic_ways import list_ways, open_feeds
+from lit_data.commands.benchmarks.mosaic import COLUMNS, LABELS, list_ways, open_feeds, run_mosaic
 from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.compose import compose
+from lit_data.commands.configuration.compose import compose
 from lit_data.errors import ConfigError
 from lit_data.mosaic import MosaicSpec
 

@@ -11,17 +11,16 @@ import pytest
 import torch
 
 from lit_data.cli import main
+from lit_data.commands.benchmarks.compare import Recommendation, apply, recommend
 from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, MicroBatchSampler, make_torch_loader
 from lit_data.commands.benchmarks.gpu import _answer, format_table
 from lit_data.commands.benchmarks.headroom import StepClock
-from lit_data.commands.benchmarks.lines import write_lines
 from lit_data.commands.benchmarks.measure import Lap, Limits, Result, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
-from lit_data.commands.benchmarks.recommend import Recommendation, apply, recommend
-from lit_data.commands.benchmarks.rows import Row, list_rows
+from lit_data.commands.benchmarks.rows import Row, list_rows, write_lines
 from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, find_best, print_table, tabulate
-from lit_data.commands.compose import compose
-from lit_data.commands.machine import describe_machine, print_machine
+from lit_data.commands.configuration.compose import compose
+from lit_data.commands.diagnosis.machine import describe_machine, print_machine
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.types import Batch
 

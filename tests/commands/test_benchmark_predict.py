@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from lit_data.cli import main
-from lit_data.commands.benchmarks import predict_ways
+from lit_data.commands.benchmarks import predict_variants as predict_ways
 from lit_data.commands.benchmarks.options import read_options
 from lit_data.commands.benchmarks.predict import COLUMNS, collect_metrics
-from lit_data.commands.benchmarks.predict_images import write_images
-from lit_data.commands.benchmarks.predict_ways import NAMES
-from lit_data.commands.compose import compose
+from lit_data.commands.benchmarks.predict_variants import NAMES, write_images
+from lit_data.commands.configuration.compose import compose
 from lit_data.commands.session import build_datamodule
 from lit_data.errors import ConfigError
-from lit_data.io.readers import read_image
+from lit_data.io.images.readers import read_image
 
 TOY = [
     "+benchmark=predict",

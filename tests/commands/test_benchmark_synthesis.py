@@ -18,9 +18,16 @@ from omegaconf import DictConfig
 from lit_data.cli import main
 from lit_data.commands.benchmarks.options import read_options
 from lit_data.commands.benchmarks.synthesis import COLUMNS, WAYS, draw_chart, run_synthesis
-from lit_data.commands.benchmarks.ways import draw_in_turn, open_scene, place_alone, take_alone, to_unit, widen
-from lit_data.commands.compose import compose
-from lit_data.datasets.stripe_drawing import draw_everywhere, draw_in_windows
+from lit_data.commands.benchmarks.synthesis_variants import (
+    draw_in_turn,
+    open_scene,
+    place_alone,
+    take_alone,
+    to_unit,
+    widen,
+)
+from lit_data.commands.configuration.compose import compose
+from lit_data.datasets.stripes.drawn import draw_everywhere, draw_in_windows
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectPlan, DefectSpec, render, sample_plan
 from tests.simulated.log import LOG

@@ -9,10 +9,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from lit_data import commands
-from lit_data.commands import hydra_node
-from lit_data.commands.compose import check_run, compose
-from lit_data.commands.targets import instantiate
-from lit_data.commands.tree import open_hydra
+from lit_data.commands.configuration import hydra_node
+from lit_data.commands.configuration.compose import check_run, compose
+from lit_data.commands.configuration.targets import instantiate
+from lit_data.commands.configuration.tree import open_hydra
 from lit_data.errors import ConfigError
 
 CONF = Path(commands.__file__).parents[1] / "conf"

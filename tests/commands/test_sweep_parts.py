@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lit_data.commands import sweep_process
-from lit_data.commands.compose import compose
-from lit_data.commands.sweep_options import (
+from lit_data.commands.configuration.compose import compose
+from lit_data.commands.sweeps import process as sweep_process
+from lit_data.commands.sweeps.options import (
     SweepOptions,
     choose_direction,
     find_monitor,
@@ -18,10 +18,10 @@ from lit_data.commands.sweep_options import (
     read_options,
     settle_direction,
 )
-from lit_data.commands.sweep_plot import draw_sweep, sort_values
-from lit_data.commands.sweep_process import describe_failure, run_process
-from lit_data.commands.sweep_record import JobRecord, check_same, digest_config, read_record, write_record
-from lit_data.commands.sweep_watch import JobWatch
+from lit_data.commands.sweeps.plan import JobRecord, check_same, digest_config, read_record, write_record
+from lit_data.commands.sweeps.process import describe_failure, run_process
+from lit_data.commands.sweeps.report import draw_sweep, sort_values
+from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
 METRICS = {"command": "fit", "val/loss": 0.5, "test/ap": 0.25, "test/count": 3, "test/name": "a", "test/none": None}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lit_data.commands import locate
-from lit_data.commands.targets import allow_packages, check_targets, instantiate
+from lit_data.commands.configuration import locate
+from lit_data.commands.configuration.targets import allow_packages, check_targets, instantiate
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import PatchGrid
 
@@ -44,8 +44,8 @@ HOSTILE_NAMES = [
     "hydra.utils.get_method",
     "hydra.utils.instantiate",
     "hydra._internal.utils._locate",
-    "lit_data.commands.targets.instantiate",
-    "lit_data.commands.targets.sys.modules",
+    "lit_data.commands.configuration.targets.instantiate",
+    "lit_data.commands.configuration.targets.sys.modules",
     "lit_data.cli.main",
     "lit_data.cli.sys.modules",
     "torch.nn.Module.__init__.__globals__",
@@ -160,11 +160,11 @@ def test_alias_is_refused_and_not_called(target: str) -> None:
     [
         # functions of ours, of which some run or delete
         "lit_data.io.temp.remove_folder",
-        "lit_data.io.volumes.medical.import_medical",
+        "lit_data.io.volumes.streams.import_medical",
         "lit_data.augment.stage_augmentations",
         # classes of ours that are made for no configuration
-        "lit_data.io.shared.SharedMemory",
-        "lit_data.io.store.DecodedStore",
+        "lit_data.io.store.shared_arrays.SharedMemory",
+        "lit_data.io.store.store.DecodedStore",
         "lit_data.loading.processes.ProcessWorkers",
         "lit_data.callbacks.memory.post_mortem.PostMortems",
         "lit_data.errors.DataError",

@@ -13,8 +13,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands import COMMANDS
-from lit_data.commands.compose import compose
-from lit_data.commands.locate import resolve_target
+from lit_data.commands.configuration.compose import compose
+from lit_data.commands.configuration.locate import resolve_target
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NOT_OPTIONS = ("benchmark", "experiment", "hparams_search", "hydra")  # groups that a command starts without

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.compose import compose
+from lit_data.commands.configuration.compose import compose
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = {  # option files, and the experiment that takes each

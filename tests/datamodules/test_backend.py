@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datamodules import backend
-from lit_data.datamodules.backend import DrawingBackend, choose_backend
+from lit_data.datamodules import defect_placement as backend
+from lit_data.datamodules.defect_placement import DrawingBackend, choose_backend
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.drawn import DefectWriter
+from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions

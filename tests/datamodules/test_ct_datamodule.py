@@ -10,12 +10,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lit_data.datamodules import CTDataModule
-from lit_data.datasets.ct_scene import render_volume
-from lit_data.datasets.ct_windows import WindowSpec
+from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.volumes.hounsfield import WINDOWS
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
+from lit_data.samples.ct import render_volume
 from lit_data.types import Batch
 
 SHAPE = (24, 32, 40)

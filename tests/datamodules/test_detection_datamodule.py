@@ -15,8 +15,8 @@ from lit_data.augment import MixUp, detection_augment
 from lit_data.datamodules import DetectionDataModule
 from lit_data.datasets import DetectionDataset
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
-from lit_data.io.options import ReadOptions
-from lit_data.io.resized import fit_size
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import fit_size
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
 from lit_data.types import Batch

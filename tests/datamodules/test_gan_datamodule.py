@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_data.augment import Geometry
 from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch, HasPoses
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_data.batch_form import slice_batch
-from lit_data.commands.compose import compose
+from lit_data.commands.configuration.compose import compose
 from lit_data.commands.session import build_datamodule
 from tests.conf.test_all_configs import TOY, TOY_MARKS, TOY_OBJECTS
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
-from lit_data.callbacks.timing import clock as step_clock
+from lit_data.callbacks.timing import step_clock
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_data.augment import segmentation_augment
 from lit_data.datamodules import WatermarkDataModule
-from lit_data.datasets.progressive import ProgressiveSize
+from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec

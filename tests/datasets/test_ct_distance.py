@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.datasets import ct_distance
-from lit_data.datasets.ct_distance import measure_points, measure_signed
+from lit_data.datasets.ct import distance as ct_distance
+from lit_data.datasets.ct.distance import measure_points, measure_signed
 from lit_data.errors import ConfigError
 
 pytest.importorskip("scipy")

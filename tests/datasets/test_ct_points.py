@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.datasets.ct_points import choose_points, write_coordinates
+from lit_data.datasets.ct.points import choose_points, write_coordinates
 
 
 def _choose(count: int, most: int, index: int = 0, epoch: int = 0) -> NDArray[np.int64]:

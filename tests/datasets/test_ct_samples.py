@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets import ct_samples
-from lit_data.datasets.ct_samples import CTSampleSpec, ensure_ct_samples
-from lit_data.datasets.ct_scene import TUMOUR, render_volume
 from lit_data.errors import ConfigError
+from lit_data.samples import ct as ct_samples
+from lit_data.samples.ct import TUMOUR, CTSampleSpec, ensure_ct_samples, render_volume
 
 SMALL: dict[str, Any] = {"count": 4, "shape": [24, 32, 40], "progress": False}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.datasets.ct_windows import WindowGrid, WindowSpec, count_inside, draw_start, find_inside
+from lit_data.datasets.ct.windows import WindowGrid, WindowSpec, count_inside, draw_start, find_inside
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sparse import SparseVolume
 

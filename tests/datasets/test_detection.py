@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_data.datasets import DetectionDataset
-from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.types import Array, RowWriter

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datasets.detection_baselines import (
+from lit_data.datasets.detection.baselines import (
     MosaicRecipe,
     OriginalMosaics,
     change_colours,
@@ -16,7 +16,7 @@ from lit_data.datasets.detection_baselines import (
     keep_images,
     read_fitting,
 )
-from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import DataError
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.types import Array

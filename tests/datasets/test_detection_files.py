@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_data.datasets.detection_files import DetectionFiles, find_detection_files
-from lit_data.datasets.detection_labels import LabelTable
+from lit_data.datasets.detection.files import DetectionFiles, find_detection_files
+from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.options import ReadOptions
 
 Corners = list[NDArray[np.int64]]
 LINE = "0 .5 .5 .2 .2\n"

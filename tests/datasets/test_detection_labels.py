@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.datasets.detection_labels import BoxCollector, BoxForm, LabelTable, find_split, is_share_box
+from lit_data.datasets.detection.labels import BoxCollector, BoxForm, LabelTable, find_split, is_share_box
 from lit_data.errors import ConfigError, DataError
 
 BOXES = np.array([[0, 0.5, 0.5, 0.2, 0.2], [1, 0.3, 0.3, 0.1, 0.1], [0, 0.6, 0.6, 0.4, 0.4]], np.float32)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.datasets import detection_samples, detection_scene
-from lit_data.datasets.detection_files import find_detection_files
-from lit_data.datasets.detection_samples import DetectionSampleSpec, ensure_detection_samples
-from lit_data.datasets.detection_scene import CLASSES, render_scene
+from lit_data.datasets.detection.files import find_detection_files
 from lit_data.errors import ConfigError, StoreError
+from lit_data.samples import detection as detection_samples
+from lit_data.samples import detection as detection_scene
+from lit_data.samples.detection import CLASSES, DetectionSampleSpec, ensure_detection_samples, render_scene
 
 SMALL: dict[str, Any] = {"count": 14, "size_px": (64, 80), "progress": False}
 

@@ -6,10 +6,17 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datasets.gan_samples import ensure_gan_samples
-from lit_data.datasets.gan_scene import BACKGROUND, KINDS, Cameras, cast_rays, draw_solid, render_views
-from lit_data.datasets.gan_table import ViewLayout, read_layout
+from lit_data.datasets.gan.table import ViewLayout, read_layout
 from lit_data.errors import ConfigError
+from lit_data.samples.gan import (
+    BACKGROUND,
+    KINDS,
+    Cameras,
+    cast_rays,
+    draw_solid,
+    ensure_gan_samples,
+    render_views,
+)
 
 GROUND = round(BACKGROUND * 255)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.gan_table import Labels, SampleTable, ViewLayout, lie_in_splits, read_layout, tabulate
+from lit_data.datasets.gan.table import Labels, SampleTable, ViewLayout, lie_in_splits, read_layout, tabulate
 from lit_data.errors import ConfigError, DataError
 
 FOLDERS = ViewLayout(views="folders")

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.detection_labels import LabelTable
-from lit_data.datasets.labels_yolo import read_class_names, read_data_yaml, read_lines, read_yolo_labels
+from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml, read_lines, read_yolo_labels
 from lit_data.errors import ConfigError, DataError
 
 CLASSES = ("a", "b", "c")

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from lit_data.datasets.progressive import ProgressiveSize
+from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.errors import ConfigError
 
 

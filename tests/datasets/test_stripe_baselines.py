@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_data.augment import StripeAugment
 from lit_data.datamodules import StripeDataModule
-from lit_data.datasets.stripe_baselines import ImprovedStripes, StripeBaseline
+from lit_data.datasets.stripes.baselines import ImprovedStripes, StripeBaseline
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec, SpotShape
 from lit_data.types import Batch

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tifffile
 
-from lit_data.datasets import sample_set, stripe_samples
-from lit_data.datasets.stripe_defects import LEAST_CHANGE
-from lit_data.datasets.stripe_samples import ensure_stripe_samples
-from lit_data.datasets.stripe_scene import render_sample
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io.temp import temp_folder
+from lit_data.samples import sample_set
+from lit_data.samples import stripes as stripe_samples
+from lit_data.samples.stripe_defects import LEAST_CHANGE
+from lit_data.samples.stripes import ensure_stripe_samples, render_sample
 
 SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112, "progress": False}
 SHAPE = (128, 112)
@@ -185,7 +185,7 @@ def interrupt(*_: object) -> None:
 KILLED_RUN = """
 import os, signal, sys
 from pathlib import Path
-from lit_data.datasets import stripe_samples
+from lit_data.samples import stripes as stripe_samples
 stripe_samples._write_tiff = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 stripe_samples.ensure_stripe_samples(Path(sys.argv[1]), count=6, height_px=128, width_px=112, dtype="float32")
 """

@@ -16,11 +16,12 @@ from lit_data.datasets import StripeDataset
 from lit_data.datasets.patch_source import cut_patch
 from lit_data.errors import DataError, StoreCorruptError
 from lit_data.grid import Edges, PatchGrid
-from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, ImageSource, shared_arrays
-from lit_data.io import files as files_module
-from lit_data.io.store_header import PIXELS_NAME
-from lit_data.io.store_sources import SourceTable, join_paths
-from lit_data.io.survey import Survey
+from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, ImageSource
+from lit_data.io.images import image_source as files_module
+from lit_data.io.images.header_scan import Survey
+from lit_data.io.store import shared_arrays
+from lit_data.io.store.header import PIXELS_NAME
+from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import Array, RowWriter
 

@@ -5,8 +5,8 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datasets.watermark_samples import WatermarkSampleSpec, ensure_watermark_samples
 from lit_data.errors import ConfigError
+from lit_data.samples.watermarks import WatermarkSampleSpec, ensure_watermark_samples
 
 
 def test_a_set_has_pages_and_photographs_in_each_size_and_is_made_once(tmp_path: Path) -> None:

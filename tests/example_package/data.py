@@ -15,10 +15,10 @@ from typing_extensions import override
 from lit_data.datamodules import BaseDataModule, ImageFolder
 from lit_data.datasets.splits import Splits, split_images
 from lit_data.files import write_table
-from lit_data.io.bank import ImageBank
-from lit_data.io.decoders import ImageDecoder
-from lit_data.io.fitted import FittedDecoder
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.decoders import ImageDecoder
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import FittedDecoder
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Entry, PredictionWriter, PredictOptions, PredictRun, Task, Written
 from lit_data.tasks.answers import ask_step

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
-from lit_data.inference.turns import TURNS, Augment, turn, turn_back
+from lit_data.inference.forward import TURNS, Augment, turn, turn_back
 from tests.inference.nets import REACH_PX, make_images, make_net, predict_whole
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, StoreSpaceError
 from lit_data.inference import Progress, TiledPredictor
-from lit_data.inference.blending import Blend
 from lit_data.inference.npy_file import FileDtype, encode
+from lit_data.inference.tiling import Blend
 from tests.inference.nets import make_images, make_net
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.inference import export_onnx, onnx_file
+from lit_data.inference import export_onnx
+from lit_data.inference.export import onnx_file
 from lit_data.modules import UNet
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import Progress, TiledPredictor
-from lit_data.inference.blending import Blend
+from lit_data.inference.tiling import Blend
 from tests.inference.nets import REACH_PX, HalvingNet, make_images, make_net, predict_whole
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor, quantise
-from lit_data.inference.quantise_accuracy import compare_values, measure_agreement
+from lit_data.inference.export.quantise import compare_values, measure_agreement
 from lit_data.modules import UNet
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -105,7 +105,7 @@ def check_static(net: nn.Module, size: tuple[int, int]) -> None:
 @needs_torchao
 def test_convolutions_become_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda net: net)  # the same arithmetic, slowly
-    monkeypatch.setattr("lit_data.inference.quantise_net.check_compiler", lambda device: None)
+    monkeypatch.setattr("lit_data.inference.export.quantise.check_compiler", lambda device: None)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     check_static(Marks(), (32, 48))
@@ -114,7 +114,7 @@ def test_convolutions_become_int8(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_torchao
 def test_int8_goes_with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda net: net)
-    monkeypatch.setattr("lit_data.inference.quantise_net._check_static", lambda calibration: None)
+    monkeypatch.setattr("lit_data.inference.export.quantise._check_static", lambda calibration: None)
     net, tiles = Marks().eval(), make_tiles(4)
     quantised = quantise(net, mode="static", calibration=[tiles])
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
@@ -158,8 +158,8 @@ def test_convolutions_become_int8_and_are_compiled() -> None:
 def test_what_cannot_be_quantised_is_refused(
     net: nn.Module, given: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_data.inference.quantise_net.find_spec", lambda name: True)
-    monkeypatch.setattr("lit_data.inference.quantise_net.check_compiler", lambda device: None)
+    monkeypatch.setattr("lit_data.inference.export.quantise.find_spec", lambda name: True)
+    monkeypatch.setattr("lit_data.inference.export.quantise.check_compiler", lambda device: None)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(ConfigError, match=match):
@@ -170,7 +170,7 @@ def test_what_cannot_be_quantised_is_refused(
     ("patch", "match"),
     [
         (
-            ("lit_data.inference.quantise_net.find_spec", lambda name: None),
+            ("lit_data.inference.export.quantise.find_spec", lambda name: None),
             r"^quantise=static needs torchao: pip install",
         ),
         (("platform.machine", lambda: "arm64"), r"needs an x86 processor with VNNI.*use quantise=bf16$"),
@@ -181,7 +181,7 @@ def test_what_cannot_be_quantised_is_refused(
 def test_machines_that_lack_something_are_told_what(
     patch: tuple[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_data.inference.quantise_net.find_spec", lambda name: True)
+    monkeypatch.setattr("lit_data.inference.export.quantise.find_spec", lambda name: True)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(*patch)

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from lit_data.errors import ConfigError
-from lit_data.inference.blending import Blend
-from lit_data.inference.tiling import Axis, Tiling
+from lit_data.inference.tiling import Axis, Blend, Tiling
 
 
 def _sum_weights(axis: Axis) -> tuple[np.ndarray, np.ndarray]:

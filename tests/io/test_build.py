@@ -23,10 +23,10 @@ from lit_data.errors import (
     StoreSpaceError,
     StoreStaleError,
 )
-from lit_data.io import store_header
-from lit_data.io.decoders import DecodedSource, ImageSource
-from lit_data.io.store import DecodedStore
-from lit_data.io.store_header import PIXELS_NAME, VERSION
+from lit_data.io.images.decoders import DecodedSource, ImageSource
+from lit_data.io.store import header as store_header
+from lit_data.io.store.header import PIXELS_NAME, VERSION
+from lit_data.io.store.store import DecodedStore
 
 FINGERPRINT = '{"format": 1, "read": {"alpha": "error", "page": null}}'
 Usage = namedtuple("Usage", "total used free")
@@ -221,7 +221,7 @@ def test_skip_with_nothing_left_is_an_error(images: Path) -> None:
 
 def test_too_many_skipped_for_the_header(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (images / "1.npy").write_text("no image")
-    monkeypatch.setattr("lit_data.io.build.MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr("lit_data.io.store.build.MAX_HEADER_BYTES", 100)
     with pytest.raises(DataError, match=r"1 bad images are too many to skip; the first: .*1.npy: not an array"):
         build(images, on_bad="skip")
 
@@ -413,7 +413,7 @@ def test_damaged_store_is_reported_and_not_rebuilt(images: Path) -> None:
 
 def test_other_layout_version_is_another_store(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = build(images)
-    monkeypatch.setattr("lit_data.io.shelf.VERSION", VERSION + 1)
+    monkeypatch.setattr("lit_data.io.store.store_retention.VERSION", VERSION + 1)
     assert build(images).key != old.key
 
 
@@ -462,7 +462,7 @@ def test_old_store_that_cannot_be_removed(
     images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     list(build_variants(images, 2))
-    monkeypatch.setattr("lit_data.io.shelf.remove_folder", refuse_with(errno.EPERM))
+    monkeypatch.setattr("lit_data.io.store.store_retention.remove_folder", refuse_with(errno.EPERM))
     assert values(build(images)) == list(range(6))
     assert "an old store cannot be removed (Operation not permitted)" in caplog.text
 

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from lit_data.errors import StoreSpaceError
-from lit_data.io import lock
-from lit_data.io.decoders import DecodedSource, ImageSource
-from lit_data.io.store import DecodedStore
+from lit_data.io import temp as lock
+from lit_data.io.images.decoders import DecodedSource, ImageSource
+from lit_data.io.store.store import DecodedStore
 
 # Children are forked, so that they begin in a millisecond; they run no thread that was there before.
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lit_data.io import progress
-from lit_data.io.ordered import AHEAD, ordered_map
-from lit_data.io.progress import track
+from lit_data.io.progress import AHEAD, ordered_map, track
 
 
 @pytest.mark.parametrize(

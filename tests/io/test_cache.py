@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.bank import ImageBank
 from lit_data.io.cache import LruCache
-from lit_data.io.decoders import DecodedSource, ImageDecoder, ImageSource
-from lit_data.io.files import DecodedFiles
-from lit_data.io.store import DecodedStore
+from lit_data.io.images.decoders import DecodedSource, ImageDecoder, ImageSource
+from lit_data.io.images.image_source import DecodedFiles, ImageBank
+from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
 

@@ -12,9 +12,9 @@ import tifffile
 from PIL import Image
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
-from lit_data.io.masks import MaskOptions
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.options import ReadOptions
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
 PLANES = RGB.transpose(2, 0, 1)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.decoders import ImageDecoder, ImageSource
-from lit_data.io.fitted import Fit, FittedDecoder, place_centred, scale_size
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.images.resize import Fit, FittedDecoder, place_centred, scale_size
 from lit_data.types import Array
 
 

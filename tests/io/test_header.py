@@ -15,8 +15,8 @@ import tifffile
 from PIL import Image
 
 from lit_data.errors import DataError
-from lit_data.io.header import read_header
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.header import read_header
+from lit_data.io.images.options import ReadOptions
 
 
 def _chunk(name: bytes, body: bytes) -> bytes:

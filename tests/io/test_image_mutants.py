@@ -13,9 +13,9 @@ import tifffile
 from PIL import Image
 
 from lit_data.errors import DataError
-from lit_data.io.npz import read_npz
-from lit_data.io.options import ReadOptions
-from lit_data.io.readers import read_image
+from lit_data.io.images.npz import read_npz
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import read_image
 
 MUTANTS = 2000
 MAX_GROWTH_BYTES = 256 * 2**20

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_data.io.decoders import SourceHeader
-from lit_data.io.header import read_header
-from lit_data.io.sets import check_set, describe_size_mismatch
+from lit_data.io.images.consistency import check_set, describe_size_mismatch
+from lit_data.io.images.decoders import SourceHeader
+from lit_data.io.images.header import read_header
 
 
 def _header(height_px: int, width_px: int, *, channels: int = 1, dtype: str = "uint8") -> SourceHeader:

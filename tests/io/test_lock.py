@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from lit_data.errors import StoreBusyError
-from lit_data.io import lock, temp
-from lit_data.io.lock import LOCK_NAME, build_lock
-from lit_data.io.temp import find_builder, remove_folder, sweep, temp_folder
+from lit_data.io import temp
+from lit_data.io import temp as lock
+from lit_data.io.temp import LOCK_NAME, build_lock, find_builder, remove_folder, sweep, temp_folder
 
 
 class Clock:

@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.masks import MaskOptions, read_mask
+from lit_data.io.images.masks import MaskOptions, read_mask
 
 BINARY = (np.arange(48).reshape(6, 8) % 3 == 0).astype(np.uint8)
 CLASSES = np.arange(48, dtype=np.uint8).reshape(6, 8) % 4

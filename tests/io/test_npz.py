@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lit_data.errors import DataError
-from lit_data.io.npz import read_npz
+from lit_data.io.images.npz import read_npz
 
 
 def _npy(array: np.ndarray) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from lit_data.errors import ConfigError
-from lit_data.io.options import ReadOptions
+from lit_data.io.images.options import ReadOptions
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import tifffile
 from PIL import Image, ImageOps
 
 from lit_data.errors import DataError
-from lit_data.io.header import read_header
-from lit_data.io.options import ReadOptions
-from lit_data.io.readers import read_image
+from lit_data.io.images.header import read_header
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import read_image
 
 GRAY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)

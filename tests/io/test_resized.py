@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.decoders import ImageDecoder, ImageSource
-from lit_data.io.options import ReadOptions
-from lit_data.io.resized import ResizedDecoder, fit_size
-from lit_data.io.store import DecodedStore
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import ResizedDecoder, fit_size
+from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
 

@@ -10,10 +10,10 @@ import tifffile
 
 from lit_data.errors import DataError
 from lit_data.io.discovery import find_images
-from lit_data.io.header import ImageHeader, read_header
-from lit_data.io.masks import MaskOptions, read_mask
-from lit_data.io.options import ReadOptions
-from lit_data.io.readers import read_image
+from lit_data.io.images.header import ImageHeader, read_header
+from lit_data.io.images.masks import MaskOptions, read_mask
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import read_image
 
 pytestmark = pytest.mark.data
 

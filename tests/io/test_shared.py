@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from lit_data.errors import ConfigError, WorkerDiedError
-from lit_data.io import shared_arrays
-from lit_data.io.shared import SharedMemory, attach
-from lit_data.io.shared_arrays import INLINE_BYTES, share_state
+from lit_data.io.store import shared_arrays
+from lit_data.io.store.shared_arrays import INLINE_BYTES, SharedMemory, attach, share_state
 
 BIG = INLINE_BYTES + 1
 

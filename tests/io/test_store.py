@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from lit_data.errors import StoreCorruptError, StoreError
-from lit_data.io.decoders import ImageDecoder, ImageSource
-from lit_data.io.store import DecodedStore
-from lit_data.io.store_header import HEADER_NAME, INDEX_NAME, PIXELS_NAME
-from lit_data.io.store_sources import SourceTable, join_paths
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.store.header import HEADER_NAME, INDEX_NAME, PIXELS_NAME
+from lit_data.io.store.sources import SourceTable, join_paths
+from lit_data.io.store.store import DecodedStore
 
 EQUAL = ((3, 5, 7),) * 4
 MIXED = ((3, 5, 7), (3, 1, 3), (3, 8, 4), (3, 2, 9))

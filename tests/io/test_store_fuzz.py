@@ -12,10 +12,17 @@ import numpy as np
 import pytest
 
 from lit_data.errors import StoreCorruptError, StoreError
-from lit_data.io.store import DecodedStore
-from lit_data.io.store_header import CHECKSUM, HEADER_NAME, INDEX_NAME, MAX_HEADER_BYTES, PIXELS_NAME, StoreHeader
-from lit_data.io.store_index import IMAGE_RECORD
-from lit_data.io.store_sources import SOURCE_RECORD, join_paths
+from lit_data.io.store.header import (
+    CHECKSUM,
+    HEADER_NAME,
+    IMAGE_RECORD,
+    INDEX_NAME,
+    MAX_HEADER_BYTES,
+    PIXELS_NAME,
+    StoreHeader,
+)
+from lit_data.io.store.sources import SOURCE_RECORD, join_paths
+from lit_data.io.store.store import DecodedStore
 
 NASTY = (0, -1, 1, 2, 5, 255, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 1.5, True, None, "", "x", [], {}, [[]])
 SHAPES = ((2, 3, 4), (2, 1, 6), (2, 5, 2))

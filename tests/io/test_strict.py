@@ -13,9 +13,8 @@ import tifffile
 from PIL import Image
 
 from lit_data.errors import DataError
-from lit_data.io.options import ReadOptions
-from lit_data.io.readers import read_image
-from lit_data.io.strict import decode_strict
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import decode_strict, read_image
 
 SMOOTH = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8), (0, 0), 2)
 
@@ -47,7 +46,7 @@ def test_a_jpeg_cut_anywhere_is_an_error(tmp_path: Path, options: dict[str, Any]
 
 
 def test_the_second_decoder_finds_a_cut_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_data.io.pixels.check_jpeg_end", lambda _: None)
+    monkeypatch.setattr("lit_data.io.images.pixels.check_jpeg_end", lambda _: None)
     monkeypatch.setattr(cv2, "imdecode", lambda *_: SMOOTH)  # what old OpenCV does: a full-size array, no error
     data = _saved("JPEG")
     for size in np.linspace(len(data) - 300, len(data) - 3, 10).astype(int):

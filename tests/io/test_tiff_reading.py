@@ -10,9 +10,9 @@ import tifffile
 from PIL import Image
 
 from lit_data.errors import DataError
-from lit_data.io.header import read_header
-from lit_data.io.options import ReadOptions
-from lit_data.io.readers import read_image
+from lit_data.io.images.header import read_header
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import read_image
 
 RNG = np.random.default_rng(0)
 GRAY = RNG.integers(0, 100, (37, 41), dtype=np.uint8)

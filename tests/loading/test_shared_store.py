@@ -10,9 +10,9 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.io.decoders import ImageDecoder, ImageSource
-from lit_data.io.options import ReadOptions
-from lit_data.io.store import DecodedStore
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.store.store import DecodedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import FieldSpec
 

@@ -228,7 +228,7 @@ def test_what_torch_says_of_other_loaders_still_arrives(
     next(iter(loader))
     if closed:
         loader.close()
-    monkeypatch.setattr("lit_data.loading.watch._front._before", [report])
+    monkeypatch.setattr("lit_data.loading.worker_watchdog._front._before", [report])
     with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid 1\) is killed"):
         signal.raise_signal(signal.SIGCHLD)
     monkeypatch.undo()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.modules.boxes import box_iou, generalised_iou, non_maximum_suppression, to_centres, to_corners
+from lit_data.modules.detection.boxes import box_iou, generalised_iou, non_maximum_suppression, to_centres, to_corners
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

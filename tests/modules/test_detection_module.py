@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.modules import DetectionModule, DetectorNet
-from lit_data.modules.detection import find_objects
+from lit_data.modules.detection.module import find_objects
 from lit_data.types import Batch
 
 pytestmark = [

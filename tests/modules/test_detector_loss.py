@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from lit_data.modules import DetectorNet
-from lit_data.modules.detector_loss import detection_loss
-from lit_data.modules.detector_net import Predictions
-from lit_data.modules.detector_targets import Truths, assign, read_truths
+from lit_data.modules.detection.net import Predictions
+from lit_data.modules.detection.targets import Truths, assign, detection_loss, read_truths
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

@@ -5,8 +5,8 @@ import torch
 
 from lit_data.errors import ConfigError
 from lit_data.modules import DetectorNet
-from lit_data.modules.boxes import to_centres
-from lit_data.modules.detector_net import Level, decode, place_centres
+from lit_data.modules.detection.boxes import to_centres
+from lit_data.modules.detection.net import Level, decode, place_centres
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

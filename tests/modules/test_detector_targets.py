@@ -3,9 +3,9 @@ import torch
 from torch import Tensor
 
 from lit_data.errors import ConfigError
-from lit_data.modules.boxes import box_iou
-from lit_data.modules.detector_net import Level, Predictions, decode, place_centres
-from lit_data.modules.detector_targets import Truths, assign, find_candidates, read_truths
+from lit_data.modules.detection.boxes import box_iou
+from lit_data.modules.detection.net import Level, Predictions, decode, place_centres
+from lit_data.modules.detection.targets import Truths, assign, find_candidates, read_truths
 
 LEVELS = (Level(8, 8, 6), Level(16, 4, 3), Level(32, 2, 2))  # of an image of 64 x 48 px
 PLACES = 48 + 12 + 4

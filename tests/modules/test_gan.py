@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from lit_data.callbacks import AMP, GradientCheckpointing
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.benchmarks.gan_ways import step_carefully, step_originally
+from lit_data.commands.benchmarks.gan_variants import step_carefully, step_originally
 from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
-from lit_data.inference.memory import measure_peak_bytes
+from lit_data.inference.oom_retry import measure_peak_bytes
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
 from lit_data.types import Batch
 from tests.stock_modules import QUIET

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_data.datasets.gan_scene import cast_rays
 from lit_data.errors import ConfigError
-from lit_data.inference.memory import measure_peak_bytes
+from lit_data.inference.oom_retry import measure_peak_bytes
 from lit_data.modules import Conditions, ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
-from lit_data.modules.gan_conditions import Use, draw_latents, make_grid, read_at
-from lit_data.modules.gan_rays import find_rays, sum_up
-from lit_data.modules.gan_step import split_evenly
+from lit_data.modules.gan.conditions import Use, draw_latents, make_grid, read_at
+from lit_data.modules.gan.rays import find_rays, sum_up
+from lit_data.modules.gan.step import split_evenly
+from lit_data.samples.gan import cast_rays
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_data.modules.losses import mean_pixel_loss, rare_pixel_loss
+from lit_data.modules.segmentation.module import mean_pixel_loss, rare_pixel_loss
 
 
 def _batch(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchmetrics.classification import BinaryAveragePrecision, BinaryF1Score
 
-from lit_data.modules.metrics import DefectRecall, PixelScores
+from lit_data.modules.scored import DefectRecall, PixelScores
 
 
 def _rare(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:

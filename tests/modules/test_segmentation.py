@@ -13,7 +13,7 @@ from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import CompareNet, SegmentationModule
 from lit_data.modules.schedule import learning_rate_factor
-from lit_data.modules.segmentation import plain_difference
+from lit_data.modules.segmentation.module import plain_difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 

@@ -1,6 +1,6 @@
 import torch
 
-from lit_data.modules.voxel_points import Points, find_cells, read_points
+from lit_data.modules.voxel.points import Points, find_cells, read_points
 from lit_data.types import Batch
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lit_data.augment import Geometry, Layers
-from lit_data.modules.average_precision import BoxScores
-from lit_data.modules.metrics import DefectRecall, PixelScores
-from lit_data.modules.voxel_metrics import VoxelScores
+from lit_data.modules.detection.average_precision import BoxScores
+from lit_data.modules.scored import DefectRecall, PixelScores
+from lit_data.modules.voxel.scores import VoxelScores
 from lit_data.synthesis import render
-from lit_data.synthesis.watermarks.jpeg import compress
+from lit_data.synthesis.watermarks.blend import compress
 from tests.augment.test_augmentation import ANY_CHANNELS, RGB, make_layers
 from tests.simulated.log import LOG
 from tests.synthesis.placing import many, plan_of

@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.edges import SEARCH_PX
 from lit_data.synthesis.surroundings import Surroundings
 from lit_data.synthesis.values import ValueRange
-from lit_data.synthesis.windows import Windows
+from lit_data.synthesis.windows import SEARCH_PX, Windows
 
 
 @pytest.mark.parametrize("down", [False, True])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lit_data.errors import DataError
-from lit_data.synthesis.shape_bank import BORDER, TILE_PX, load_shapes
+from lit_data.synthesis.outlines import BORDER, TILE_PX, load_shapes
 
 LONGER_PX = BORDER * TILE_PX
 

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectSpec
-from lit_data.synthesis.families.blur import Blur
+from lit_data.synthesis.families.region import Blur
 from lit_data.synthesis.families.spot import Spot
 from tests.synthesis.placing import NAMES
 

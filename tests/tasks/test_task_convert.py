@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_data.cli import main
 from lit_data.errors import ConfigError, DataError
-from lit_data.inference.onnx_file import OnnxFile
+from lit_data.inference.export.onnx_file import OnnxFile
 from lit_data.modules import SegmentationModule, UNet
 from lit_data.tasks import nets as predict_convert
 from lit_data.tasks import watermarks as watermark_predict

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_data.datamodules import CTDataModule
-from lit_data.datasets.ct_windows import WindowSpec
+from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.reading import open_volume
 from lit_data.loading import LoaderOptions

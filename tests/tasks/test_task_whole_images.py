@@ -8,7 +8,7 @@ import pytest
 
 from lit_data.errors import StoreError
 from lit_data.files import plain_cell
-from lit_data.io.image_files import write_png_parts
+from lit_data.io.images.writing import write_png_parts
 from lit_data.tasks import whole_images
 from lit_data.tasks.whole_images import ProbabilityMap, slabs
 from lit_data.types import Array

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.rows import OURS, Row
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading.rows import SingleSamples
+from lit_data.loading.samples import SingleSamples
 from lit_data.types import Batch
 
 Step = Callable[[Batch], Batch]

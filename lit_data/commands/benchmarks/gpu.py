@@ -13,12 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
-from lit_data.commands.benchmarks.gan_meter import Bench
-from lit_data.commands.benchmarks.gan_ways import list_ways
+from lit_data.commands.benchmarks.gan import Bench
+from lit_data.commands.benchmarks.gan_variants import list_ways
 from lit_data.commands.benchmarks.headroom import time_training
-from lit_data.commands.benchmarks.lines import write_lines
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.machine import describe_machine
+from lit_data.commands.benchmarks.rows import write_lines
+from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
@@ -28,6 +28,7 @@ from lit_data.modules import GANModule
 from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
+
 
 COLUMNS: Final = ("part", "what", "value", "unit")
 _GAN_PX: Final = 64

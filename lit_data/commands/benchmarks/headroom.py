@@ -19,6 +19,8 @@ from lit_data.datamodules.batch_format import format_batch
 from lit_data.loading.device_timer import read_clock
 
 log = logging.getLogger(__name__)
+
+
 T = TypeVar("T")
 
 

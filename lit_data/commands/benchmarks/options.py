@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.checks import check_choice
 from lit_data.commands.benchmarks.rows import METHODS
-from lit_data.commands.suggest import did_you_mean, nearest
+from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
 MODES: Final = (
@@ -43,7 +43,7 @@ class BenchmarkOptions:
             `synthesis` ways to draw defects, `mosaic` ways to make mosaics, `ct` ways to the occupied voxels of
             volumes, `predict` ways to predict images, `gan` ways to make a step of a GAN, `gpu` what a
             first GPU is asked, `claims` what circulates.
-        methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
+        methods: Rows to measure, of `lit_data.commands.benchmarks.table.METHODS`; `copy` comes by itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches. Mode `gan`: samples of a part.
         batch_sizes: Sizes to try; the first is the one that is recommended for.

@@ -20,6 +20,7 @@ from lit_data.commands.session import build_callbacks
 
 log = logging.getLogger(__name__)
 
+
 STEP_S: Final = 5e-3
 """A short training step, of which the cost is given as a share."""
 _BLOCKS: Final = 10

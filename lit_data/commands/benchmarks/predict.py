@@ -12,17 +12,16 @@ import torch
 from omegaconf import DictConfig
 from rich.table import Table
 
-from lit_data.commands.benchmarks.lines import show_table, write_lines
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.predict_images import write_images
-from lit_data.commands.benchmarks.predict_nets import find_weights
-from lit_data.commands.benchmarks.predict_ways import NAMES, Way, list_ways
+from lit_data.commands.benchmarks.predict_variants import NAMES, Way, find_weights, list_ways, write_images
+from lit_data.commands.benchmarks.rows import show_table, write_lines
 from lit_data.commands.session import build_datamodule
-from lit_data.inference.quantise_accuracy import Agreement, compare_values
+from lit_data.inference.export.quantise import Agreement, compare_values
 from lit_data.io.progress import track
 from lit_data.loading.device_timer import time_in_turn
 
 log = logging.getLogger(__name__)
+
 
 COLUMNS: Final = (
     "way", "batch_size", "images_per_s", "ratio_to_original", "dice_to_fp32", "mean_difference", "max_difference",

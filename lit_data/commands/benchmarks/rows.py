@@ -1,8 +1,15 @@
 """Which loaders are measured, and with which sizes."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from lit_data.files import write_table
 
 OURS: Final = ("inline", "thread", "process", "device")
 METHODS: Final = ("copy", "original", "improved", "dataloader", "textbook", *OURS)
@@ -62,3 +69,32 @@ def _choose_workers(method: str, workers: Sequence[int]) -> Iterator[int]:
         yield 0
     else:
         yield from (count for count in workers if count or method not in ("copy", "thread", "process"))
+
+
+_WIDTH: Final = 150
+
+
+def write_lines(lines: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> None:
+    """Write a CSV, numbers with six digits; an empty cell is a number that there is not."""
+    write_table(path, columns, ({name: _write_cell(value) for name, value in line.items()} for line in lines))
+
+
+def show_table(table: Table, console: Console | None = None) -> Console:
+    """Print a table, wide where the output is no terminal; return what it was printed on."""
+    console = console or Console()
+    console = console if console.is_terminal else Console(width=_WIDTH, file=console.file)
+    console.print(table)
+    return console
+
+
+def format_number(value: float) -> str:
+    """Three digits, or whole with a gap between thousands; a dash for a number that there is not."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _write_cell(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"

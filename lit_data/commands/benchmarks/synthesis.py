@@ -16,15 +16,24 @@ from rich.table import Table
 from torch import Tensor
 
 from lit_data.augment import Compiled
-from lit_data.commands.benchmarks.lines import show_table, write_lines
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.ways import Scene, draw_in_turn, open_scene, place_alone, take_alone, to_unit, widen
+from lit_data.commands.benchmarks.rows import show_table, write_lines
+from lit_data.commands.benchmarks.synthesis_variants import (
+    Scene,
+    draw_in_turn,
+    open_scene,
+    place_alone,
+    take_alone,
+    to_unit,
+    widen,
+)
 from lit_data.datamodules.stripe_transform import StripeTransform
-from lit_data.datasets.stripe_drawing import draw_everywhere, draw_in_windows
+from lit_data.datasets.stripes.drawn import draw_everywhere, draw_in_windows
 from lit_data.loading.device_timer import Call, one_thread, time_in_turn
 from lit_data.synthesis import DefectPlan, render
 
 log = logging.getLogger(__name__)
+
 
 WAYS: Final = ("original", "original_numpy", "local", "local_numpy", "batched", "device")
 COLUMNS: Final = (

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from lit_data.commands.benchmarks.lines import format_number, show_table
 from lit_data.commands.benchmarks.measure import Result
-from lit_data.commands.benchmarks.rows import METHODS, NAMES, OURS
+from lit_data.commands.benchmarks.rows import METHODS, NAMES, OURS, format_number, show_table
 
 MEASURED: Final = (
     "samples_per_s",

@@ -1,18 +1,95 @@
 """Cores, memory, and the limits that a container or a shell sets."""
 
 import os
+import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import lightning
+import numpy as np
 import psutil
 import torch
 
 from lit_data.commands.diagnosis.finding import Finding, judge, to_gib
 from lit_data.loading.machine import available_memory_bytes, count_cores, count_files
+
+
+def describe_machine(device: torch.device) -> dict[str, str | int]:
+    """Cores, processor, memory, device, and the versions that decide the speed."""
+    return {
+        "cores": count_cores(),
+        "cpu": _read_cpu_model(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "lightning": lightning.__version__,
+    }
+
+
+def print_machine(machine: dict[str, str | int]) -> str:
+    """One line for a log or a title."""
+    memory_gib = int(machine["memory_bytes"]) / 2**30
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}, {memory_gib:.0f} GiB, {machine['device']}, "
+        f"Python {machine['python']}, torch {machine['torch']}, NumPy {machine['numpy']}, "
+        f"Lightning {machine['lightning']}"
+    )
+
+
+def _read_cpu_model() -> str:
+    """Linux tells the model in one place only; elsewhere `platform` knows it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(models, "") or platform.processor() or platform.machine()
+
+
+_SLOW: Final = {
+    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for",
+    "TORCH_SHOW_CPP_STACKTRACES": "errors are slow, and AdaptiveBatchSize catches them",
+    "PYTHONDEVMODE": "Python's debug checks are on",
+    "PYTHONMALLOC": "Python's debug allocator may be on",
+    "TORCH_DISTRIBUTED_DEBUG": "ranks check each other at each step",
+}
+_RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """What is set and commonly hurts.
+
+    Args:
+        environment: `os.environ`.
+    """
+    yield from _find_slow(environment)
+    yield from _find_ranks(environment)
+    if not environment.get("PYTORCH_CUDA_ALLOC_CONF") and not environment.get("PYTORCH_ALLOC_CONF"):
+        remedy = "with sizes that change: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        yield Finding("ok", "allocator", "torch's default", remedy)
+
+
+def _find_slow(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for name, why in _SLOW.items():
+        value = environment.get(name, "")
+        if value not in ("", "0", "OFF", "INFO", "default", "pymalloc"):
+            yield Finding("warning", name, value, f"{why}: unset it for long runs")
+
+
+def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Leftovers of a launcher, which make Lightning wait for ranks that never come."""
+    left = [name for name in _RANKS if name in environment]
+    if left and "MASTER_ADDR" not in environment:
+        yield Finding("fault", "ranks", f"{', '.join(left)} set without MASTER_ADDR", f"unset {' '.join(left)}")
+    tasks = environment.get("SLURM_NTASKS", "1")
+    if tasks.isdigit() and int(tasks) > 1 and environment.get("SLURM_JOB_NAME") in ("bash", "interactive"):
+        remedy = "in this shell a run is one task: unset SLURM_NTASKS, or start it with srun"
+        yield Finding("warning", "ranks", f"an interactive SLURM job of {tasks} tasks", remedy)
+
 
 _LEAST_MEMORY_BYTES: Final = 2 * 2**30
 _LEAST_SHARED_BYTES: Final = 2**30

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from lit_data.commands.reports.secrets import Masker
-from lit_data.commands.reports.untrusted import open_inside
+from lit_data.commands.reports.untrusted import Masker, open_inside
 
 _LINE: Final = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)$")
 _MOST_BYTES: Final = 4 * 2**20

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lit_data.commands.reports.markup import Markup, element, join, make_table
-from lit_data.commands.reports.numbers import format_value
+from lit_data.commands.reports.markup import Markup, element, format_value, join, make_table
 from lit_data.commands.reports.pictures import show_picture
 from lit_data.commands.reports.runs import Run, describe_age
 from lit_data.commands.reports.settings import write_yaml

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from lit_data.commands.reports.secrets import Masker
-from lit_data.commands.reports.untrusted import parse_yaml, read_text
+from lit_data.commands.reports.untrusted import Masker, parse_yaml, read_text
 
 _REFERENCE: Final = re.compile(r"\$\{([\w.]+|hydra:[\w.]+)\}")
 _DEEPEST: Final = 8

@@ -6,8 +6,7 @@ connection. Read `lit_data.io.remote.mirror` first.
 
 from lit_data.io.remote.address import check_root
 from lit_data.io.remote.options import RemoteOptions
-from lit_data.io.remote.plain import check_plain, check_words
-from lit_data.io.remote.root import Root
+from lit_data.io.remote.root import Root, check_plain, check_words
 from lit_data.io.remote.scope import Scope
 
 __all__ = ["RemoteOptions", "Root", "Scope", "check_plain", "check_root", "check_words"]

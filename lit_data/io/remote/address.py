@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from lit_data.errors import ConfigError, escape
-from lit_data.io.remote.credentials import check_no_credentials
+from lit_data.io.remote.options import check_no_credentials
 
 WEB: Final = ("http", "https")
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from lit_data.errors import DataError, LitDataError, StoreSpaceError
-from lit_data.io.remote.credentials import WHERE_CREDENTIALS_BELONG, redact
-from lit_data.io.remote.options import RemoteOptions
+from lit_data.io.remote.options import WHERE_CREDENTIALS_BELONG, RemoteOptions, redact
+
+log = logging.getLogger(__name__)
+
 
 T = TypeVar("T")
 
@@ -37,8 +39,6 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHOWN: Final = 200
 
 ACCESS_ADVICE: Final = f"; {WHERE_CREDENTIALS_BELONG}; public S3 buckets need data.remote.anon=true"
-
-log = logging.getLogger(__name__)
 
 
 class UnreachableError(DataError):

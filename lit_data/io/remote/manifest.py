@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lit_data.files import replacing
-from lit_data.io.store_writer import write_all
+from lit_data.io.store.writer import write_all
 
 NAME: Final = ".manifest.jsonl"
 _FORMAT: Final = 1

@@ -19,25 +19,24 @@ from typing import Final
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError, show_path
-from lit_data.io.lock import build_lock
 from lit_data.io.remote.address import WEB, Address
-from lit_data.io.remote.bar import BytesBar
 from lit_data.io.remote.connection import Connection, RemoteFile, quiet_clients
 from lit_data.io.remote.connection_listed import S3, ListedConnection, S3Connection
 from lit_data.io.remote.connection_web import WebConnection
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.fetching import Fetcher
+from lit_data.io.remote.fetching import BytesBar, Fetcher
 from lit_data.io.remote.manifest import Manifest
 from lit_data.io.remote.options import RemoteOptions
 from lit_data.io.remote.runner import run_apart
 from lit_data.io.remote.scope import Scope, check_names, find_fault
 from lit_data.io.remote.sums import SUMS_NAME
-from lit_data.io.temp import sweep, temp_folder
+from lit_data.io.temp import build_lock, sweep, temp_folder
+
+log = logging.getLogger(__name__)
+
 
 _WAIT_S: Final = 24 * 3600
 """For another process that fills the same mirror; it shows that it lives."""
-
-log = logging.getLogger(__name__)
 
 
 class Mirror:

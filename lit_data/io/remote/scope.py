@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from lit_data.errors import Problems
-from lit_data.io.header import EXTENSIONS
+from lit_data.io.discovery import compile_patterns
+from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.remote.address import Address
-from lit_data.io.walk import compile_patterns
 
 _ALL: Final = ("**/*",)
 _LONGEST_PART_BYTES: Final = 255

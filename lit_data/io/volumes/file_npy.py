@@ -10,8 +10,7 @@ from typing import IO, Literal
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.header_npy import MAX_HEADER_BYTES, NpyHeader, read_array_header
-from lit_data.io.npz import check_directory
+from lit_data.io.images.npz import MAX_HEADER_BYTES, NpyHeader, check_directory, read_array_header
 from lit_data.io.source import check_regular, naming, open_source
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.streams import StreamSlices, check_unpacked

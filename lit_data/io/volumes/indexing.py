@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, show_path
-from lit_data.io.volumes.labels import LabelCollector, join_labels, read_labels
-from lit_data.io.volumes.occupied import OccupiedFinder
+from lit_data.io.volumes.occupied import LabelCollector, OccupiedFinder, join_labels, read_labels
 from lit_data.io.volumes.reading import check_same_shape
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sparse import SparseVolume, index_dtype

@@ -8,17 +8,18 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from lit_data.errors import DataError
+from lit_data.io.images.header_scan import OnBad
 from lit_data.io.progress import track
-from lit_data.io.survey import OnBad
 from lit_data.io.volumes.indexing import IndexOptions, index_volume
 from lit_data.io.volumes.reading import open_labels, open_volume
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import raise_bad_volumes
 
-_CHUNK_BYTES = 2**22
-
 log = logging.getLogger(__name__)
+
+
+_CHUNK_BYTES = 2**22
 
 
 def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:

@@ -4,19 +4,116 @@ import itertools
 import logging
 import os
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from lit_data.errors import DataError, show_path
-from lit_data.io.source import naming
+from lit_data.io.source import check_regular, naming
 from lit_data.io.volumes.file_dicom import open_dicom
-from lit_data.io.volumes.file_nifti import open_nifti
 from lit_data.io.volumes.file_npy import open_npy, open_npz
+from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.sources import VolumeSource, find_volumes, guess_kind
 from lit_data.io.volumes.sparse_npz import is_sparse_npz, open_sparse_npz
-from lit_data.io.volumes.volume import Volume
+from lit_data.io.volumes.streams import StreamSlices, check_unpacked, import_medical
+from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, Volume
+from lit_data.types import Array
 
 log = logging.getLogger(__name__)
+
+
+_MM: Final = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
+_SIZES: Final = {348: "Nifti1Header", 540: "Nifti2Header"}
+_MAX_OFFSET: Final = 2**26
+"""Extensions of a header lie before the voxels; larger ones are not skipped."""
+
+
+def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
+    """Open a ``.nii`` or ``.nii.gz`` file as a volume (z, y, x), its voxels in the order of the file.
+
+    Scale fields that are NaN, infinite or 0 mean what the standard says: stored numbers are the values.
+
+    Args:
+        path: The file.
+        nan_fill: See ``FileVolume``.
+
+    Raises:
+        DataError: not NIfTI, cut short, of more than three axes, or of a dtype that holds no Hounsfield units.
+    """
+    check_regular(path)
+    opener = import_medical("nibabel").openers.Opener(path, "rb", keep_open=True)
+    try:
+        header = _read_header(opener)
+        shape = _read_shape(header)
+        scale = StoredScale(header.get_data_dtype(), *_read_scale(header))
+        offset = _read_offset(opener, header)
+        reader = StreamSlices(opener, offset, shape, scale.stored, opener.close)
+        volume = FileVolume(
+            path, reader, scale, spacing_mm=_read_spacing(header), affine=_read_affine(header), nan_fill=nan_fill
+        )
+        _check_length(path, offset + int(np.prod(shape, dtype=object)) * scale.stored.itemsize)
+        return volume
+    except BaseException:
+        opener.close()
+        raise
+
+
+def _read_header(stream: Any) -> Any:  # noqa: ANN401 - nibabel has no types
+    start = stream.read(4)
+    size = next((size for size in (int.from_bytes(start, "little"), int.from_bytes(start, "big")) if size in _SIZES), 0)
+    if not size:
+        raise DataError(f"not a NIfTI file, starts with {start!r}")
+    header = getattr(import_medical("nibabel"), _SIZES[size])(start + stream.read(size - len(start)), check=False)
+    if bytes(header["magic"]).rstrip(b"\0\r\n\x1a")[:3] not in (b"n+1", b"n+2"):
+        raise DataError("a NIfTI header without its voxels; give single .nii or .nii.gz files")
+    return header
+
+
+def _read_shape(header: Any) -> Triple:  # noqa: ANN401
+    stored: list[int] = [int(length) for length in header.get_data_shape()]
+    x, y, z, *more = [*stored, 1, 1, 1]
+    if not stored or any(length != 1 for length in more):
+        raise DataError(f"shape {tuple(stored)}; a volume has three axes, take one volume out of it")
+    return z, y, x
+
+
+def _read_scale(header: Any) -> tuple[float, float]:  # noqa: ANN401
+    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
+    if not np.isfinite(slope) or slope == 0:
+        return 1.0, 0.0
+    return slope, intercept if np.isfinite(intercept) else 0.0
+
+
+def _read_spacing(header: Any) -> Spacing:  # noqa: ANN401
+    unit = header.get_xyzt_units()[0]
+    x, y, z = (float(size) * _MM[unit] for size in (*header.get_zooms(), 1.0, 1.0)[:3])
+    return z, y, x
+
+
+def _read_affine(header: Any) -> Array:  # noqa: ANN401
+    affine: Array = np.array(header.get_best_affine(), np.float64)
+    affine[:3] *= _MM[header.get_xyzt_units()[0]]
+    return affine
+
+
+def _read_offset(stream: Any, header: Any) -> int:  # noqa: ANN401
+    """Where the voxels begin; 0 stands for right behind a header without extensions."""
+    offset, least = int(header["vox_offset"]), int(header.single_vox_offset)
+    if offset == 0 and not any(stream.read(4)[:1]):
+        return least
+    if not least <= offset <= _MAX_OFFSET:
+        raise DataError(
+            f"vox_offset {offset}; voxels of a single file begin at {least} to {_MAX_OFFSET}, save it again"
+        )
+    return offset
+
+
+def _check_length(path: str, needed_bytes: int) -> None:
+    found_bytes = os.stat(path).st_size  # noqa: PTH116 - the path is text
+    if not path.lower().endswith(".nii"):
+        check_unpacked(found_bytes, needed_bytes)
+    elif found_bytes < needed_bytes:
+        raise DataError(f"cut short: {needed_bytes} bytes expected, {found_bytes} found")
 
 
 def open_volume(

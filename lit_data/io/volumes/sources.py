@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.io.discovery import describe_outside, is_inside
 from lit_data.io.source import check_regular, nearest_existing
 from lit_data.io.volumes.file_dicom import group_series, is_dicom_name
-from lit_data.io.walk import describe_outside, is_inside
 
 Kind = Literal["npy", "npz", "nifti", "dicom"]
 SUFFIXES: Final[dict[str, Kind]] = {".npy": "npy", ".npz": "npz", ".nii": "nifti", ".nii.gz": "nifti"}

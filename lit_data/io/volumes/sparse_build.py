@@ -11,12 +11,10 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, Problems, StoreError, show_path
-from lit_data.io.lock import build_lock
-from lit_data.io.ordered import ordered_map
-from lit_data.io.progress import track
-from lit_data.io.store_writer import explain_errors
-from lit_data.io.survey import OnBad
-from lit_data.io.temp import sweep
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.progress import ordered_map, track
+from lit_data.io.store.writer import explain_errors
+from lit_data.io.temp import build_lock, sweep
 from lit_data.io.volumes.build_worker import open_pool
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
@@ -24,6 +22,7 @@ from lit_data.io.volumes.sparse_file import read_sparse_header
 from lit_data.io.volumes.sparse_writer import SUFFIX, make_key, write_volume
 
 log = logging.getLogger(__name__)
+
 
 Bad = tuple[tuple[str, str], ...]
 Write = Callable[[VolumeSource, Path, IndexOptions], None]

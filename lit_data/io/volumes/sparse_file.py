@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.store_header import CHECKSUM, MAX_LENGTH, corrupt, dump_plain, open_regular, refuse_twice
+from lit_data.io.store.header import CHECKSUM, MAX_LENGTH, corrupt, dump_plain, open_regular, refuse_twice
 from lit_data.io.volumes.sparse import LABEL_DTYPES, VALUE_DTYPES, LabelIndex, SparseVolume, index_dtype
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from lit_data.errors import StoreError, show_path
-from lit_data.io.survey import OnBad
+from lit_data.io.images.header_scan import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.mapped import MappedFiles
 from lit_data.io.volumes.sources import VolumeSource

@@ -9,13 +9,12 @@ from typing import IO, Any, Final
 import numpy as np
 
 from lit_data.files import sync_folder
-from lit_data.io.decoders import ImageSource
-from lit_data.io.store_sources import list_sources
-from lit_data.io.store_writer import explain_errors, keep_private, new_file, reserve, write_all
+from lit_data.io.images.decoders import ImageSource
+from lit_data.io.store.sources import list_sources
+from lit_data.io.store.writer import explain_errors, keep_private, new_file, reserve, write_all
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions, bring_to, is_whole, scan_slabs
-from lit_data.io.volumes.labels import LabelCollector
-from lit_data.io.volumes.occupied import value_dtype
+from lit_data.io.volumes.occupied import LabelCollector, value_dtype
 from lit_data.io.volumes.reading import open_labels, open_volume
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse_file import VERSION, SparseHeader, pad

@@ -1,13 +1,27 @@
 """Slices from a stream of bytes that is best read forward, such as an unpacking one; how far it may unpack."""
 
+import importlib
 from collections.abc import Callable
-from typing import IO, Final
+from typing import IO, Any, Final, Literal
 
 import numpy as np
 
-from lit_data.errors import DataError
+from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
+
+
+def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 - a module without types
+    """Import one of them.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f'{name} is not installed; pip install "lit_data[medical]" to read such files') from error
+
 
 FREE_BYTES: Final = 2**30
 """A volume up to this size may be packed as small as it will go: empty masks shrink to a thousandth."""

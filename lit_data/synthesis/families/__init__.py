@@ -6,16 +6,11 @@ from typing import Any, Final
 
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import Family
-from lit_data.synthesis.families.blur import Blur
-from lit_data.synthesis.families.extra_stripe import ExtraStripe
-from lit_data.synthesis.families.line import Line
-from lit_data.synthesis.families.moved import CutPaste, Shift
-from lit_data.synthesis.families.nick import Nick
-from lit_data.synthesis.families.relief import Relief
-from lit_data.synthesis.families.scratch import Scratch
+from lit_data.synthesis.families.line import Line, Scratch
+from lit_data.synthesis.families.nick import Nick, Relief
+from lit_data.synthesis.families.region import Blur, CutPaste, Shift, Stain
 from lit_data.synthesis.families.spot import Spot
-from lit_data.synthesis.families.stain import Stain
-from lit_data.synthesis.families.stripe_break import StripeBreak
+from lit_data.synthesis.families.stripe_break import ExtraStripe, StripeBreak
 from lit_data.synthesis.families.texture import Texture
 
 FAMILIES: Final[Mapping[str, type[Family]]] = {

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread
+from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
 from lit_data.synthesis.outlines import band
 
 if TYPE_CHECKING:
@@ -89,3 +89,71 @@ class Line(Family):
         level = (pixels.strength > 0).to(pixels.cover.dtype)[:, None]
         share = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
         return (level - pixels.before) * share[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch(Family):
+    """A curve whose width tapers towards its ends, whole or interrupted.
+
+    Args:
+        weight: See `Family`.
+        amplitude: See `Family`.
+        contrast: See `Family`.
+        length_px: From end to end.
+        width_px: In the middle.
+        bend_rad: Largest change of direction from end to end.
+        taper: Share of the width that is lost at the ends, 0 to 1.
+        interrupted: Share of scratches that come and go along their way.
+        beat_px: Length of one piece of those, with its gap.
+    """
+
+    length_px: Range = (10.0, 56.0)
+    width_px: Range = (1.0, 2.5)
+    bend_rad: Range = (0.0, 1.2)
+    taper: Range = (0.2, 0.9)
+    interrupted: float = 0.3
+    beat_px: Range = (5.0, 12.0)
+
+    name: ClassVar[str] = "scratch"
+    parameters: ClassVar[tuple[str, ...]] = ("length_px", "width_px", "angle", "bend", "swing", "taper", "beat_px")
+    turns_inwards: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the share too."""
+        if not 0 <= self.interrupted <= 1:
+            raise ConfigError(f"scratch.interrupted={self.interrupted!r} must lie between 0 and 1")
+        Family.__post_init__(self)
+
+    @override
+    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+        whole = draws[:, 6] >= self.interrupted
+        side = np.where(draws[:, 4] < 0.5, np.float32(-1), np.float32(1))
+        return {
+            "length_px": spread(draws[:, 0], self.length_px),
+            "width_px": spread(draws[:, 1], self.width_px),
+            "angle": draws[:, 2] * np.float32(np.pi),
+            "bend": side * spread(draws[:, 3], self.bend_rad),
+            "swing": (draws[:, 4] * 4 % 2 - 1) * np.float32(self.bend_rad[1] / 2),
+            "taper": spread(draws[:, 5], self.taper),
+            "beat_px": np.where(whole, np.float32(0), spread(draws[:, 7], self.beat_px)),
+        }
+
+    @override
+    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+        reach = np.hypot(np.float32(0.5), parameters["bend"] / 8)  # of its ends, in lengths
+        return square_window(parameters["length_px"] * reach + parameters["width_px"] / 2)
+
+    @override
+    def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
+        p = parameters
+        along, across = windows.turned(p["angle"])
+        share = along / p["length_px"]
+        squared = share.square()
+        # A parabola for the bend, and a cubic that swings back: near enough to arcs, and cheap in closed form.
+        middle = p["length_px"] * (p["bend"] * squared / 2 + p["swing"] * share * (squared - 0.25))
+        slope = p["bend"] * share + p["swing"] * (3 * squared - 0.25)
+        distance = (across - middle) / (1 + slope.square()).sqrt_()
+        half_width = p["width_px"] / 2 * (1 - p["taper"] * (4 * squared).clamp_(max=1))
+        cover = band(distance, half_width) * band(along, p["length_px"] / 2)
+        wave = (along * (2 * np.pi) / p["beat_px"].clamp(min=1)).cos_().mul_(1.5).add_(0.5).clamp_(0, 1)
+        return cover * wave.where(p["beat_px"] > 0, wave.new_ones(()))

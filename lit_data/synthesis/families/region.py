@@ -1,7 +1,7 @@
 """What the families share that change a region of a surface: its outline."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from lit_data.synthesis.outlines import WOBBLE, blob, real_shape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lit_data.synthesis.pixels import Pixels
     from lit_data.synthesis.windows import Windows
 
 
@@ -60,3 +61,98 @@ class Region(Family):
         if self.shapes_from is None:
             return blob(windows, parameters, self.soft)
         return real_shape(windows, parameters, self.shapes_from)
+
+
+REACH_PX: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blur(Region):
+    """A region seen through a Gaussian, which is cut at `REACH_PX`.
+
+    Args:
+        weight: See `Family`.
+        amplitude: Not used: the strength is `sigma_px`.
+        contrast: Not used.
+        size_px: See `Region`.
+        elongation: See `Region`.
+        shapes_from: See `Region`.
+        sigma_px: Standard deviation of the Gaussian.
+    """
+
+    sigma_px: Range = (0.7, 1.5)
+
+    name: ClassVar[str] = "blur"
+    parameters: ClassVar[tuple[str, ...]] = (*Region.outline, "sigma_px")
+    replaces: ClassVar[bool] = True
+
+    @override
+    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+        return super(Blur, self).sample(draws, variant) | {"sigma_px": spread(draws[:, 5], self.sigma_px)}
+
+    @override
+    def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
+        import torch
+
+        windows, (height, width) = pixels.windows, pixels.windows.size_px
+        offset = torch.arange(2 * REACH_PX + 1, device=windows.device) - REACH_PX
+        weights = (-(offset.square() / (2 * parameters["sigma_px"].square()))).exp_()
+        weights = weights / weights.sum(2, keepdim=True)
+        # Whole windows: neighbours share nearly all that is read for them.
+        blurred = windows.canvas.read_channels(windows.row, *windows.find_pixels(REACH_PX))
+        for axis, length in ((1, height), (2, width)):
+            shifted = (blurred.narrow(axis, n, length) * weights[:, :, n, None, None] for n in range(len(offset)))
+            blurred = sum(shifted, start=blurred.new_zeros(()))
+        return (blurred[pixels.at] - pixels.before) * pixels.cover[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPaste(Region):
+    """A region that was cut from another place of the image (Li et al., "CutPaste", CVPR 2021).
+
+    Args:
+        weight: See `Family`.
+        amplitude: Not used: the other place is what it is.
+        contrast: Not used.
+        size_px: See `Region`.
+        elongation: See `Region`.
+        shapes_from: See `Region`.
+        distance_px: How far away that place is, along any direction.
+    """
+
+    distance_px: Range = (10.0, 48.0)
+
+    name: ClassVar[str] = "cut_paste"
+    parameters: ClassVar[tuple[str, ...]] = (*Region.outline, "shift_y", "shift_x")
+    replaces: ClassVar[bool] = True
+
+    @override
+    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+        way, distance = draws[:, 5] * np.float32(2 * np.pi), spread(draws[:, 6], self.distance_px)
+        shift = {"shift_y": np.rint(distance * np.sin(way)), "shift_x": np.rint(distance * np.cos(way))}
+        return super(CutPaste, self).sample(draws, variant) | shift
+
+    @override
+    def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
+        shift_y, shift_x = (pixels.of_each(parameters[name]).view(-1).long() for name in ("shift_y", "shift_x"))
+        return (pixels.look(pixels.y + shift_y, pixels.x + shift_x) - pixels.before) * pixels.cover[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift(CutPaste):
+    """A region that was printed a few pixels out of place; the arguments are those of `CutPaste`."""
+
+    size_px: Range = (12.0, 40.0)
+    distance_px: Range = (1.5, 4.0)
+
+    name: ClassVar[str] = "shift"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stain(Region):
+    """A region with a soft edge that is brighter or darker than its surroundings; see `Region` for the arguments."""
+
+    name: ClassVar[str] = "stain"
+    parameters: ClassVar[tuple[str, ...]] = Region.outline
+    turns_inwards: ClassVar[bool] = True
+    soft: ClassVar[float] = 0.8

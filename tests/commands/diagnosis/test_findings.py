@@ -9,7 +9,9 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from lit_data.commands.diagnosis import device, disk, environment, machine, packages
+from lit_data.commands.diagnosis import device, machine, packages
+from lit_data.commands.diagnosis import device as disk
+from lit_data.commands.diagnosis import machine as environment
 from lit_data.commands.diagnosis.finding import Finding
 
 GIB = 2**30

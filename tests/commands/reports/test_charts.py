@@ -4,10 +4,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from lit_data.commands.reports.axes import BOTTOM, LEFT, RIGHT, TOP
-from lit_data.commands.reports.charts import Line, draw_chart
+from lit_data.commands.reports.charts import BOTTOM, LEFT, RIGHT, TOP, Line, draw_chart
 from lit_data.commands.reports.curves import Series
-from lit_data.commands.reports.numbers import find_direction, format_value
+from lit_data.commands.reports.markup import find_direction, format_value
 
 
 def make_line(values: list[float], *, name: str = "val/dice", look: int = 0) -> Line:

@@ -1,6 +1,6 @@
 import pytest
 
-from lit_data.commands.reports.secrets import MASK, Masker
+from lit_data.commands.reports.untrusted import MASK, Masker
 
 
 @pytest.mark.parametrize("key", ["password", "api_key", "apiKey", "AWS_SECRET_ACCESS_KEY", "hf-token", "credentials"])

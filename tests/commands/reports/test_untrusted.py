@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lit_data.commands.report import write_report
-from lit_data.commands.reports.secrets import Masker
-from lit_data.commands.reports.untrusted import open_inside, parse_json, parse_yaml
+from lit_data.commands.reports.untrusted import Masker, open_inside, parse_json, parse_yaml
 from tests.commands.reports.folders import make_run
 
 pytestmark = pytest.mark.timeout(60)

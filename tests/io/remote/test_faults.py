@@ -11,9 +11,10 @@ from botocore import exceptions as boto
 from s3fs.errors import translate_boto_error
 
 from lit_data.errors import DataError
-from lit_data.io.remote import RemoteOptions, bar, faults
-from lit_data.io.remote.bar import BytesBar
+from lit_data.io.remote import RemoteOptions, faults
+from lit_data.io.remote import fetching as bar
 from lit_data.io.remote.faults import UnreachableError, describe_fault, insist
+from lit_data.io.remote.fetching import BytesBar
 from lit_data.io.remote.runner import call_each, run_apart
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
-from lit_data.synthesis.watermarks import fonts as font_files
-from lit_data.synthesis.watermarks.fonts import BUILT_IN, find_fonts
-from lit_data.synthesis.watermarks.glyphs import draw_text, level_of, size_of
+from lit_data.synthesis.watermarks import glyphs as font_files
+from lit_data.synthesis.watermarks.glyphs import BUILT_IN, draw_text, find_fonts, level_of, size_of
 
 
 @pytest.mark.parametrize(

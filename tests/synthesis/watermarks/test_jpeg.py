@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datasets.photo_scene import draw_photo
-from lit_data.synthesis.watermarks.jpeg import compress
+from lit_data.samples.watermarks import draw_photo
+from lit_data.synthesis.watermarks.blend import compress
 from lit_data.types import Array
 
 

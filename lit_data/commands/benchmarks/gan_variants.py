@@ -1,0 +1,135 @@
+"""The ways to make a step of a GAN that mode ``gan`` compares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.callbacks import GradientCheckpointing
+from lit_data.modules import GANModule
+from lit_data.modules.gan.conditions import Use
+from lit_data.types import Batch
+
+NAMES: Final = {
+    "original": "original: fakes made twice and with a graph, zeroed gradients, all in one backward",
+    "careful": "careful: fakes without a graph, gradients set to none, all in one backward",
+    "whole": "lit_data: the whole batch at once",
+    "checkpointed": "lit_data: the same, activations of blocks computed twice",
+    "parts": "lit_data: in parts",
+}
+BLOCKS: Final = ("generator.blocks.*", "generator.planes.blocks.*", "discriminator.blocks.*")
+"""What is checkpointed, of those that there are."""
+
+Step = Callable[[GANModule, Batch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One line of the table.
+
+    Attributes:
+        name: One of `NAMES`.
+        step: Takes the place of the module's training step; none leaves it.
+        part: Samples that go through the nets at once; none: all.
+        checkpointed: Compute activations of blocks twice.
+    """
+
+    name: str
+    step: Step | None = None
+    part: int | None = None
+    checkpointed: bool = False
+
+    def make_callbacks(self, module: GANModule) -> list[L.Callback]:
+        """What the Trainer needs for it."""
+        if not self.checkpointed:
+            return []
+        names = [name for name, _ in module.named_modules()]
+        return [GradientCheckpointing([block for block in BLOCKS if any(_lies_in(name, block) for name in names)])]
+
+
+def list_ways(part: int) -> list[Way]:
+    """The original way first.
+
+    Args:
+        part: Samples of a part.
+    """
+    return [
+        Way("original", step_originally),
+        Way("careful", step_carefully),
+        Way("whole"),
+        Way("checkpointed", checkpointed=True),
+        Way("parts", part=part),
+    ]
+
+
+def step_originally(module: GANModule, batch: Batch) -> None:
+    """As it is often written: correct, but with more in memory than is needed."""
+    optimizers: Any = module.optimizers()
+    generator_optimizer, discriminator_optimizer = optimizers
+    discriminator_optimizer.zero_grad(set_to_none=False)
+    (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.DISCRIMINATOR)
+    fakes = module.generator(part.latents, part.conditions)  # with its graph, through which backward goes in vain
+    fake_scores = module.discriminator(fakes, part.conditions)
+    real = part.read_real().requires_grad_()
+    real_scores = module.discriminator(real, part.conditions)
+    real_loss, fake_loss = _MeanLoss(module.losses.real), _MeanLoss(module.losses.fake)
+    loss = real_loss(real_scores) + fake_loss(fake_scores) + _find_penalty(module, real, real_scores)
+    module.manual_backward(loss)
+    discriminator_optimizer.step()
+    generator_optimizer.zero_grad(set_to_none=False)
+    (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.GENERATOR)
+    fakes = module.generator(part.latents, part.conditions)
+    loss = _MeanLoss(module.losses.generator)(module.discriminator(fakes, part.conditions))
+    module.manual_backward(loss)
+    generator_optimizer.step()
+    module.follow_generator(module.batches_done)
+
+
+def step_carefully(module: GANModule, batch: Batch) -> None:
+    """As tutorials of today have it."""
+    optimizers: Any = module.optimizers()
+    generator_optimizer, discriminator_optimizer = optimizers
+    (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.DISCRIMINATOR)
+    with torch.no_grad():
+        fakes = module.generator(part.latents, part.conditions)
+    real = part.read_real().requires_grad_()
+    real_scores = module.discriminator(real, part.conditions)
+    loss = module.losses.real(real_scores).mean()
+    loss = loss + module.losses.fake(module.discriminator(fakes, part.conditions)).mean()
+    discriminator_optimizer.zero_grad()
+    module.manual_backward(loss + _find_penalty(module, real, real_scores))
+    discriminator_optimizer.step()
+    (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.GENERATOR)
+    fakes = module.generator(part.latents, part.conditions)
+    loss = module.losses.generator(module.discriminator(fakes, part.conditions)).mean()
+    generator_optimizer.zero_grad()
+    module.manual_backward(loss)
+    generator_optimizer.step()
+    module.follow_generator(module.batches_done)
+
+
+class _MeanLoss(nn.Module):
+    """Built in each step."""
+
+    def __init__(self, find_loss: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.find_loss = find_loss
+
+    @override
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.find_loss(scores).mean()
+
+
+def _find_penalty(module: GANModule, real: Tensor, scores: Tensor) -> Tensor:
+    if module.batches_done % module.r1_every:
+        return torch.zeros(())
+    (gradients,) = torch.autograd.grad(scores.sum(), real, create_graph=True)
+    return 0.5 * module.r1_weight * module.r1_every * gradients.square().sum((1, 2, 3)).mean()
+
+
+def _lies_in(name: str, pattern: str) -> bool:
+    return name.startswith(pattern.removesuffix("*"))

@@ -1,0 +1,231 @@
+"""The configuration of a command, composed by Hydra and checked before anything of it runs."""
+
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import IntervalSweep, Override
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from lit_data.commands.configuration.explain import explain, find_unknown, missing_value, open_arguments
+from lit_data.commands.configuration.hydra_node import check_hydra_node
+from lit_data.commands.configuration.suggest import did_you_mean, nearest
+from lit_data.commands.configuration.targets import allow_packages, check_targets, join_key
+from lit_data.commands.configuration.tree import ConfigTree, open_hydra
+from lit_data.errors import ConfigError
+from lit_data.io.remote import check_plain, check_words
+
+_PACKAGED = Path(__file__).parents[2] / "conf"
+
+
+def compose(
+    command: str, overrides: Sequence[str] = (), *, config_dir: str | Path | None = None, packages: Sequence[str] = ()
+) -> DictConfig:
+    """The checked configuration of a command, without Hydra's own node; for notebooks and tests.
+
+    `paths.run` names Hydra's run folder, which exists inside a run only: give `paths.run=FOLDER` to use the result.
+
+    Args:
+        command: one of `lit_data.commands.COMMANDS`.
+        overrides: Hydra overrides such as `experiment=stripe` or `data.loader.batch_size=64`.
+        config_dir: folder of the user's own groups and experiments.
+        packages: packages whose targets are allowed too.
+
+    Raises:
+        ConfigError: one line that names the key, option or file at fault, and the nearest name.
+    """
+    with open_hydra(config_dir) as hydra:
+        cfg, _ = check_run(hydra, command, overrides, packages=packages)
+    return _take_job(cfg)
+
+
+def check_run(
+    hydra: Hydra, command: str, overrides: Sequence[str], *, multirun: bool = False, packages: Sequence[str] = ()
+) -> tuple[DictConfig, list[str]]:
+    """Compose and check what the command line asks for; nothing is imported or written.
+
+    Args:
+        hydra: the engine of `open_hydra`.
+        command: name of the primary configuration.
+        overrides: as typed; `experiment=stripe` stands for `+experiment=stripe`.
+        multirun: sweeps are allowed; the first job is returned, and every option of a swept group is checked.
+        packages: packages whose targets are allowed too.
+
+    Returns:
+        The configuration with its `hydra` node, and the overrides as Hydra needs them.
+
+    Raises:
+        ConfigError: one line.
+    """
+    check_words(overrides)  # Hydra writes them into the run folder
+    with _as_config_errors():
+        tree = ConfigTree(hydra, command, overrides)
+    parsed = tree.parse(overrides)
+    words = [_normalise(tree, override, parsed) for override in parsed]
+    with allow_packages(packages):
+        words = open_arguments(tree, words)
+        jobs = _plan_jobs(tree, words, multirun=multirun)
+        first = _check_job(tree, next(jobs), words)
+        for job in jobs:
+            _check_job(tree, job, words)
+    return first, words
+
+
+@contextmanager
+def _as_config_errors(tree: ConfigTree | None = None, words: Sequence[str] = ()) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", r"provider=.*\s+is not available", UserWarning)
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:  # also what Hydra and OmegaConf raise by mistake: it is the user's text that they read
+        raise ConfigError((tree and find_unknown(tree, words)) or explain(error, tree)) from error
+
+
+def _normalise(tree: ConfigTree, override: Override, overrides: Sequence[Override]) -> str:
+    """Refuse options that leave the group's folder, and add the + that Hydra wants before experiments."""
+    word, group = str(override.input_line), override.key_or_group
+    value = word.partition("=")[2]
+    if isinstance(override.value(), dict) or override.is_delete() or not tree.is_group(group):
+        return word
+    if re.search(r"\.\.|(^|[\[,(\s'\"])[/\\~]", value):
+        raise ConfigError(f"'{word}': an option is a name of the group '{group}', without '..' or a leading '/'.")
+    if not (override.is_sweep_override() or isinstance(override.value(), str | list)):
+        raise ConfigError(f"'{word}': '{group}' is a group; choose one of: {', '.join(tree.options(group))}.")
+    chosen = _has_option_already(tree, group, overrides)
+    if override.is_add() and chosen and override.package is None:
+        raise ConfigError(f"'{word}': '{group}' has an option already; write {word[1:]} to replace it.")
+    return word if chosen or word.startswith("+") or override.package is not None else f"+{word}"
+
+
+def _has_option_already(tree: ConfigTree, group: str, overrides: Sequence[Override]) -> bool:
+    """Whether the command's own files choose an option of the group, or one that is chosen for a group around it."""
+    if group in tree.base.hydra.runtime.choices:
+        return True
+    words = [str(override.input_line) for override in overrides if group.startswith(f"{override.key_or_group}/")]
+    with _as_config_errors(tree, words):
+        return bool(words) and group in tree.compose(words).hydra.runtime.choices
+
+
+def _plan_jobs(tree: ConfigTree, words: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
+    """The first job of a sweep, then one more for every other option of a swept group."""
+    parsed = tree.parse(words)
+    if multirun:
+        parsed = [*_read_sweeper_params(tree, parsed), *parsed]
+    first = [_take_values(override)[0] for override in parsed]
+    for override in parsed:
+        if override.is_sweep_override() and not multirun:
+            raise ConfigError(
+                f"'{override.input_line}' has several values: add -m to run each, write key=[a,b] for a list "
+                "or quote the value."
+            )
+    yield first
+    for place, override in enumerate(parsed):
+        if override.is_sweep_override() and tree.is_group(override.key_or_group):
+            for word in _take_values(override)[1:]:
+                yield [*first[:place], word, *first[place + 1 :]]
+
+
+def _read_sweeper_params(tree: ConfigTree, parsed: Sequence[Override]) -> list[Override]:
+    with _as_config_errors():
+        cfg = tree.compose([str(override.input_line) for override in parsed if not override.is_sweep_override()])
+    params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
+    return tree.parse([f"{key}={value}" for key, value in params.items()])
+
+
+def _take_values(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    value = override.value()
+    values = [str(value.start)] if isinstance(value, IntervalSweep) else list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"'{override.input_line}' matches nothing.")
+    return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> DictConfig:
+    with _as_config_errors(tree, words):
+        cfg = tree.compose(words)
+        paths, left_open = tree.read_files(words)
+        _fill_runtime(cfg)
+        job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
+    if leaving := [path for path in paths if ".." in path.split("/")]:
+        raise ConfigError(f"the defaults list names '{leaving[0]}': '..' leaves the configuration folders.")
+    _check_shadowing(cfg)
+    _check_top_level(tree, cfg)
+    if missing := [*left_open, *sorted(OmegaConf.missing_keys(_take_job(cfg)))]:
+        raise ConfigError(missing_value(missing[0]))
+    if cfg.command != tree.command:
+        raise ConfigError(
+            f"'command' is {cfg.command!r}, but the first word on the command line says '{tree.command}'."
+        )
+    check_plain(job)
+    _check_numbers(job)
+    check_targets({"hydra": hydra})
+    check_targets(job)
+    check_hydra_node(hydra, typed)
+    return cfg
+
+
+def _take_job(cfg: DictConfig) -> DictConfig:
+    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+
+
+def _take_hydra(cfg: DictConfig) -> DictConfig:
+    """Hydra's node without the overrides, whose interpolations stay as typed."""
+    node = OmegaConf.masked_copy(cfg.hydra, [str(key) for key in cfg.hydra if key != "overrides"])
+    node._set_parent(cfg)
+    return node
+
+
+def _resolve(node: DictConfig) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
+
+
+def _fill_runtime(cfg: DictConfig) -> None:
+    """Give the values that Hydra knows only inside a job a stand-in, so that everything else can be resolved."""
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.job.id, cfg.hydra.job.num = "0", 0
+        HydraConfig.instance().set_config(cfg)
+        OmegaConf.set_readonly(cfg.hydra, False)
+        cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.run.dir).absolute())
+    HydraConfig.instance().set_config(cfg)
+
+
+def _check_shadowing(cfg: DictConfig) -> None:
+    folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
+    for packaged in _PACKAGED.rglob("*.yaml"):
+        for folder in folders:
+            own = folder / packaged.relative_to(_PACKAGED)
+            if own.is_file() and not own.samefile(packaged):
+                raise ConfigError(f"{own} would never be read, for lit_data has a file of that name: rename yours.")
+
+
+def _check_numbers(node: object, key: str = "") -> None:
+    """Refuse values that are not a number: each would be found late, in the middle of a run, or never."""
+    if isinstance(node, float) and math.isnan(node):
+        raise ConfigError(f"'{key}' is nan: give a number.")
+    entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in entries:
+        _check_numbers(value, join_key(key, name))
+
+
+def _check_top_level(tree: ConfigTree, cfg: DictConfig) -> None:
+    """Refuse keys that nothing reads; a key of one's own must be used in an interpolation."""
+    text = OmegaConf.to_yaml(_take_job(cfg))
+    for key in (str(key) for key in cfg if key not in tree.base):
+        if re.search(rf"\${{[^}}]*\b{re.escape(key)}\b", text):
+            continue
+        groups = tree.options("", ObjectType.GROUP)
+        if key in groups:
+            raise ConfigError(f"the file chosen for '{key}' must start with the line '# @package _global_'.")
+        known = [*map(str, tree.base), *groups]
+        raise ConfigError(f"unknown key '{key}'.{did_you_mean(nearest(key, known))} No command reads it.")

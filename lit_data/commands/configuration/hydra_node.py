@@ -1,0 +1,136 @@
+"""What a configuration may say under `hydra`, which Hydra acts on before any command runs."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lit_data.commands.configuration.locate import resolve_target
+from lit_data.commands.configuration.targets import allowed_names, check_targets, find_targets, trusted_names
+from lit_data.errors import ConfigError
+
+_LOGGING_NAMES = (
+    "logging.Formatter",
+    "logging.StreamHandler",
+    "logging.FileHandler",
+    "logging.NullHandler",
+    "logging.handlers.RotatingFileHandler",
+    "colorlog.ColoredFormatter",
+    "ext://sys.stdout",
+    "ext://sys.stderr",
+)
+_EXTRAS = {
+    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
+    "hydra_plugins.hydra_submitit_launcher": "hydra-submitit-launcher",
+    "hydra_plugins.hydra_optuna_sweeper": "hydra-optuna-sweeper",
+    "optuna": "hydra-optuna-sweeper",
+}
+_SHELL_KEYS = ("setup", "additional_parameters")
+_FACTORY_KEYS = ("()", "class", "queue", "listener")
+_CODE_PATHS = ("LD_", "DYLD_", "PYTHON", "PATH")  # variables that decide which code a child process loads
+
+
+def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:
+    """Refuse launchers, sweepers, callbacks, log handlers and variables that would run something else.
+
+    Args:
+        hydra: the resolved node as plain data; the names of its targets are checked already.
+        typed: overrides of the command line, which may say more than a file.
+
+    Raises:
+        ConfigError: names the key and the value, or the package that a launcher or sweeper needs.
+    """
+    for key, target in find_targets(hydra, "hydra"):
+        _check_installed(str(target), key)
+        with warnings.catch_warnings():  # optuna 2 speaks to SQLAlchemy in the old way
+            warnings.filterwarnings("ignore", "Deprecated API features detected", DeprecationWarning)
+            resolve_target(str(target), key, allowed_names(hydra=True), trusted_names())
+    _check_launcher(hydra.get("launcher") or {}, typed)
+    _check_sweeper(hydra.get("sweeper") or {})
+    for group in ("hydra_logging", "job_logging"):
+        for key, name in _find_factories(hydra.get(group), f"hydra.{group}"):
+            if name not in _LOGGING_NAMES:
+                raise ConfigError(f"'{key}' is {name!a}, which is not allowed. Allowed: {', '.join(_LOGGING_NAMES)}.")
+    _check_files(hydra, typed)
+    for name in hydra.get("job", {}).get("env_set") or {}:
+        is_path = str(name).upper().startswith(_CODE_PATHS)
+        if is_path or not _is_typed(f"hydra.job.env_set.{name}", typed):
+            raise ConfigError(
+                f"'hydra.job.env_set.{name}' is not allowed{'' if is_path else ' in a file'}; set {name} in the shell "
+                "that starts the run."
+            )
+
+
+def _check_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
+    """Refuse a file that leads what a run writes by itself out of its folder: a shell reads some names at its start."""
+    folder = Path(str(hydra.get("runtime", {}).get("output_dir", ".")))
+    inner = hydra.get("output_subdir")
+    if inner and not _is_typed("hydra.output_subdir", typed) and len(Path(str(inner)).parts) != 1:
+        raise ConfigError(f"'hydra.output_subdir' is {inner!r}: it must be a plain name.")
+    for group in ("hydra_logging", "job_logging"):
+        for name, handler in ((hydra.get(group) or {}).get("handlers") or {}).items():
+            key = f"hydra.{group}.handlers.{name}.filename"
+            path = handler.get("filename") if isinstance(handler, Mapping) else None
+            if path is None or _is_typed(key, typed):
+                continue
+            place = Path(str(path))
+            if place.suffix != ".log" or place.name.startswith(".") or place.absolute().parent != folder.absolute():
+                raise ConfigError(
+                    f"'{key}' is {str(path)!a}: a file may only name a .log in the run folder; give others on the "
+                    "command line."
+                )
+
+
+def _is_typed(key: str, typed: Sequence[str]) -> bool:
+    return any(word.lstrip("+").startswith((f"{key}=", f"{key}.")) for word in typed)
+
+
+def _check_installed(target: str, key: str) -> None:
+    for module, package in _EXTRAS.items():
+        if f"{target}.".startswith(f"{module}.") and not _is_installed(module):
+            raise ConfigError(
+                f"'{key}' is '{target}', which needs the package {package}: pip install 'lit_data[sweep]'."
+            )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is the package around it
+        return False
+
+
+def _check_launcher(launcher: Mapping[str, Any], typed: Sequence[str]) -> None:
+    """A launcher's texts become lines of a shell script."""
+    for name in _SHELL_KEYS:
+        key = f"hydra.launcher.{name}"
+        if launcher.get(name) and not _is_typed(key, typed):
+            raise ConfigError(f"'{key}' goes into a shell script: give it on the command line, not in a file.")
+    for name, value in launcher.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise ConfigError(f"'hydra.launcher.{name}' is {value!a}: it must be one line of text.")
+
+
+def _check_sweeper(sweeper: Mapping[str, Any]) -> None:
+    """What a sweeper imports by itself, and values whose options would not be looked at."""
+    if sweeper.get("search_space"):
+        raise ConfigError("'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: choice(a, b).")
+    if function := sweeper.get("custom_search_space"):
+        check_targets({"hydra": {"sweeper": {"custom_search_space": {"_target_": function}}}})
+        key = "hydra.sweeper.custom_search_space"
+        resolve_target(function, key, allowed_names(hydra=True), trusted_names())
+
+
+def _find_factories(node: object, key: str) -> Iterator[tuple[str, object]]:
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if name in _FACTORY_KEYS:
+                yield f"{key}.{name}", value
+            else:
+                yield from _find_factories(value, f"{key}.{name}")
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        for place, value in enumerate(node):
+            yield from _find_factories(value, f"{key}[{place}]")
+    elif isinstance(node, str) and "://" in node:
+        yield key, node

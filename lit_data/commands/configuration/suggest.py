@@ -1,0 +1,71 @@
+"""The nearest allowed name to a misspelt one."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+from typing import NoReturn
+
+from lit_data.errors import ConfigError
+
+_LEAST_RATIO = 0.6  # difflib's own default for get_close_matches
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name most like `word`, or None when none is alike."""
+    best = max(names, key=lambda name: _score_likeness(word, name), default=None)
+    return best if best is not None and _score_likeness(word, best) >= _LEAST_RATIO else None
+
+
+def nearest_key(key: str, keys: Iterable[str]) -> str | None:
+    """The dotted key whose last part is most like that of `key`; the same parent wins among equals."""
+    last = key.rpartition(".")[2]
+    alike = [name for name in keys if _score_likeness(last, name.rpartition(".")[2]) >= _LEAST_RATIO]
+    return max(alike, key=lambda name: _score_key(key, name), default=None)
+
+
+def did_you_mean(name: str | None) -> str:
+    """`" Did you mean 'name'?"`, or nothing when there is no name to offer."""
+    return f" Did you mean '{name}'?" if name else ""
+
+
+def _score_likeness(word: str, name: str) -> float:
+    return SequenceMatcher(None, word.lower(), name.lower()).ratio()
+
+
+def _score_key(key: str, name: str) -> float:
+    parent, _, last = key.rpartition(".")
+    other_parent, _, other_last = name.rpartition(".")
+    same_parent = 0.1 if parent == other_parent else 0.0
+    return _score_likeness(last, other_last) + same_parent + 0.05 * _score_likeness(key, name)
+
+
+class Parser(argparse.ArgumentParser):
+    """Knows whole names of options only.
+
+    Args:
+        program: What is typed before the options; ``--help`` after it explains them.
+    """
+
+    def __init__(self, program: str) -> None:
+        super().__init__(prog=program, add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="store_true")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{message}. See {self.prog} --help.")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Options and words in any order.
+
+        Raises:
+            ConfigError: An option is unknown or lacks its value.
+        """
+        options, unknown = self.parse_known_intermixed_args(words)
+        if unknown:
+            near = nearest(unknown[0], self._option_string_actions)
+            raise ConfigError(f"unknown option '{unknown[0]}'.{did_you_mean(near)} See {self.prog} --help.")
+        return options

@@ -1,0 +1,1 @@
+"""Sweeps: several jobs of one command."""

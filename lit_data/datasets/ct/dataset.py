@@ -1,0 +1,118 @@
+"""`CTDataset`: volumes as sets of occupied voxels, or as dense windows, written straight into the rows of a batch."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.ct.points import PointRows, WindowRows
+from lit_data.io.volumes.sparse_file import read_sparse_header
+from lit_data.io.volumes.sparse_store import SparseStore
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_NUMBERS: Final[Mapping[str, FieldSpec]] = {
+    "index": FieldSpec((), "int64"),
+    "volume_index": FieldSpec((), "int64"),
+    "shape": FieldSpec((3,), "int64"),
+    "spacing": FieldSpec((3,), "float32"),
+    "epoch": FieldSpec((), "int64"),
+}
+
+
+class CTDataset:
+    """Volumes of one split, map-style; writes many samples at once and reads no dense volume.
+
+    A sample is a dict. For points (`PointRows`) it holds:
+
+    - ``coords`` [n, 4] int32: (0, z, y, x) of the points; in a batch they lie flat, and the first column is the row;
+    - ``feats`` [n, C] float32: value in 0..1, and, if asked for, the signed distance in mm;
+    - ``label`` [n, 1] int32, in sets with labels: 0 for none, -1 throughout a volume that has no labels;
+    - ``occupied_total`` int64: occupied voxels of the volume, of which the points may be a subset.
+
+    For windows (`WindowRows`):
+
+    - ``image`` [1, D, H, W] float32 in 0..1, 0 where nothing is occupied;
+    - ``occupied`` [1, D, H, W] bool;
+    - ``sdf`` [1, D, H, W] float32 mm, if asked for;
+    - ``mask`` [1, D, H, W] int32, in sets with labels, as for points;
+    - ``position`` [3] int64: (z, y, x) of the first voxel.
+
+    And for both:
+
+    - ``index`` int64: number of the sample among those of *all* splits, of which its random stream is made;
+    - ``volume_index`` int64: number of the volume in the bank;
+    - ``shape`` [3] int64: (z, y, x) of the volume;
+    - ``spacing`` [3] float32: (z, y, x) mm;
+    - ``epoch`` int64: the epoch it was read for.
+
+    Args:
+        rows: What a sample is.
+    """
+
+    def __init__(self, rows: PointRows | WindowRows) -> None:
+        self.rows = rows
+        self.epoch = 0
+        self.fields: Mapping[str, FieldSpec] = {**rows.fields, **_NUMBERS}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Samples read by `__getitem__` are those of this epoch from now on."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
+        import torch
+
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._rows()}
+        self.write_into(rows, np.array([index]), self.epoch)
+        counts = {name.removesuffix(COUNT_SUFFIX): int(rows.pop(name)[0]) for name in rows.keys() - self.fields.keys()}
+        for name, count in counts.items():
+            rows[name] = rows[name][:, :count]
+        return {name: torch.from_numpy(rows[name])[0] for name in self.fields}
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        """Write samples into the rows of a batch, without a copy in between.
+
+        Args:
+            rows: For each key of `fields` an array [M, ...], and the number of items of each ragged one.
+            indices: [M] sample numbers in this split.
+            epoch: The epoch they are read for.
+
+        Raises:
+            DataError: A volume has too few points, which was not known before.
+        """
+        rows["epoch"][:] = epoch
+        for row, number in enumerate(indices.tolist()):
+            rows["index"][row], rows["volume_index"][row] = self.rows.locate(number)
+            volume = self.rows.write(rows, row, number, epoch)
+            rows["shape"][row], rows["spacing"][row] = volume.shape, volume.spacing_mm
+
+    def describe_sample(self, index: int) -> str:
+        """Name one sample of this split for a message, by its file and, for a window, its place."""
+        return self.rows.describe(index)
+
+    def check_sources(self) -> None:
+        """Find out, after a worker was killed, whether a file of the index was cut short while it was read; cheap.
+
+        Raises:
+            StoreCorruptError: One was.
+        """
+        if isinstance(self.rows.bank, SparseStore):
+            for number in range(len(self.rows.bank)):
+                read_sparse_header(self.rows.bank.file(number))
+
+    def _rows(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and dtype of what `write_into` fills for a sample."""
+        found: list[tuple[str, tuple[int, ...], str]] = []
+        for name, field in self.fields.items():
+            items = () if field.max_items is None else (field.max_items,)
+            found.append((name, (*items, *field.shape), field.dtype))
+            found += [(name + COUNT_SUFFIX, (), "int64")] if items else []
+        return found

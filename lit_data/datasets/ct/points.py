@@ -1,0 +1,288 @@
+"""How samples of volumes are written into the rows of a batch: as points, or as dense windows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.ct.distance import PointDistances, measure_signed, read_limit
+from lit_data.datasets.ct.windows import WindowGrid, WindowSpec, count_inside, draw_start, find_inside
+from lit_data.errors import DataError, show_path
+from lit_data.io.volumes.banks import VolumeBank
+from lit_data.io.volumes.hounsfield import Window
+from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.rng import Stream, random_words
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
+
+_WORD_BITS: Final = np.uint64(32)
+_CHUNK: Final = 2**16  # voxels at once, which stay in the cache of a core
+
+
+def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -> NDArray[np.int64] | None:
+    """Some of `count` voxels, each of them equally likely, no voxel twice, in ascending order.
+
+    The voxels lie on a ring that is turned by a random number of places and cut into `most` arcs of equal length; each
+    arc gives one voxel. The turn makes every voxel equally likely; the arcs spread the subset over the whole volume,
+    which a plain draw does not. Random numbers are those of the sample's stream `Stream.POINTS` in its epoch.
+
+    Args:
+        count: Voxels there are.
+        most: Voxels to choose.
+        seed: 0 <= seed < 2**64.
+        epoch: 0 <= epoch < 2**32.
+        index: Number of the sample.
+
+    Returns:
+        [most] numbers of voxels; none where there are not more than that, so that all are taken.
+    """
+    if count <= most:
+        return None
+    words = random_words(seed, Stream.POINTS, index, epoch, most + 2)[0].astype(np.uint64)
+    turn = int(words[0] << _WORD_BITS | words[1]) % count
+    edges = np.arange(most + 1, dtype=np.uint64) * np.uint64(count) // np.uint64(most)
+    places = edges[:-1] + (words[2:] * np.diff(edges) >> _WORD_BITS)
+    places = places.astype(np.int64)
+    first = int(np.searchsorted(places, count - turn))  # from here on the turn leads past the end
+    return np.concatenate((places[first:] + (turn - count), places[:first] + turn))
+
+
+def write_coordinates(positions: NDArray[np.signedinteger], shape: tuple[int, int, int], out: Array) -> None:
+    """Turn flat positions into coordinates, straight into the rows of a batch.
+
+    Args:
+        positions: [N] int32 or int64, in C order.
+        shape: (Z, Y, X) of the volume.
+        out: [N, 4] int32, contiguous, written: (0, z, y, x).
+    """
+    import cv2
+
+    _, height, width = shape
+    planes = np.zeros((5, min(_CHUNK, len(positions))), positions.dtype)
+    for begin in range(0, len(positions), _CHUNK):
+        flat, target = positions[begin : begin + _CHUNK], out[begin : begin + _CHUNK]
+        _, z, y, x, rest = planes[:, : len(flat)]
+        np.floor_divide(flat, width, out=y)
+        np.subtract(flat, np.multiply(y, width, out=rest), out=x)
+        np.floor_divide(y, height, out=z)
+        np.subtract(y, np.multiply(z, height, out=rest), out=y)
+        # Three writes with gaps between them would take twice as long.
+        parts = planes[:4, : len(flat)].astype(np.int32, copy=False)
+        cv2.merge([part[None] for part in parts], dst=target[None])
+
+
+def write_values(values: Array, window: Window, out: Array) -> None:
+    """Scale values to 0..1 as `Window.scale` does, straight into the rows of a batch.
+
+    Args:
+        values: [N] Hounsfield units.
+        window: What 0 and 1 are.
+        out: [N] float32, written.
+    """
+    low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
+    for begin in range(0, len(values), _CHUNK):
+        target = out[begin : begin + _CHUNK]
+        np.subtract(values[begin : begin + _CHUNK], low_hu, out=target, dtype=np.float32, casting="same_kind")
+        target /= width_hu
+        np.minimum(np.maximum(target, 0, out=target), 1, out=target)
+
+
+UNLABELLED: Final = -1
+"""Label of every voxel of a volume that has no labels, in a set where others have them."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointRows:
+    """Writes the occupied voxels of a volume, or some of them: sample number n is the n-th volume of the split.
+
+    Args:
+        bank: The volumes of all splits.
+        volumes: [S] numbers of this split's volumes.
+        window: Scales values to 0..1.
+        most: Room for points; of volumes with more, this many are drawn.
+        least: Volumes with fewer points are refused.
+        has_labels: Write labels.
+        distances: Signed distances of the points, or none.
+        seed: Of every draw.
+    """
+
+    bank: VolumeBank
+    volumes: Ints
+    window: Window
+    most: int
+    least: int
+    has_labels: bool
+    distances: PointDistances | None
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.volumes)
+
+    @property
+    def fields(self) -> dict[str, FieldSpec]:
+        """What `write` fills beside the number of the sample."""
+        columns = 1 if self.distances is None else 2
+        fields = {
+            "coords": FieldSpec((4,), "int32", max_items=self.most, row_column=True),
+            "feats": FieldSpec((columns,), "float32", max_items=self.most),
+        }
+        fields |= {"label": FieldSpec((1,), "int32", max_items=self.most)} if self.has_labels else {}
+        return fields | {"occupied_total": FieldSpec((), "int64")}
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Number of a sample among those of all splits, and of its volume: the same here."""
+        volume = int(self.volumes[number])
+        return volume, volume
+
+    def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
+        """Write one sample and give the volume that it is of.
+
+        Raises:
+            DataError: The volume has too few points.
+        """
+        index, number = self.locate(number)
+        volume = self.bank[number]
+        if len(volume) < self.least:
+            name = show_path(self.bank.name(number))
+            raise DataError(f"{name}: {len(volume)} occupied voxels, fewer than min_points={self.least}")
+        chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=index)
+        count = len(volume) if chosen is None else len(chosen)
+        write_coordinates(_take(volume.positions, chosen), volume.shape, rows["coords"][row, :count])
+        feats = rows["feats"][row, :count]
+        write_values(_take(volume.values, chosen), self.window, feats[:, 0])
+        if self.distances is not None:
+            feats[:, 1] = _take(self.distances[number], chosen)
+        if self.has_labels:
+            rows["label"][row, :count, 0] = UNLABELLED if volume.labels is None else _take(volume.labels, chosen)
+        rows["occupied_total"][row] = len(volume)
+        for name in ("coords", "feats", "label") if self.has_labels else ("coords", "feats"):
+            rows[name + COUNT_SUFFIX][row] = count
+        return volume
+
+    def describe(self, number: int) -> str:
+        """Name a sample by its file."""
+        return show_path(self.bank.name(int(self.volumes[number])))
+
+
+class WindowRows:
+    """Writes dense windows of volumes: those of a grid, or, for training, ones at drawn places.
+
+    Args:
+        bank: The volumes of all splits.
+        volumes: [S] numbers of this split's volumes.
+        shapes: [I, 3] (z, y, x) of all volumes.
+        window: Scales values to 0..1; voxels that are not occupied are 0.
+        spec: Size of the windows and how they are placed.
+        draws: Place windows at random, where the spec says so.
+        has_labels: Write labels.
+        sdf: Write signed distances.
+        most_mm: Largest distance; none has no limit, and measures each over its whole volume.
+        seed: Of every draw.
+    """
+
+    def __init__(
+        self,
+        bank: VolumeBank,
+        volumes: Ints,
+        shapes: Sequence[tuple[int, int, int]],
+        *,
+        window: Window,
+        spec: WindowSpec,
+        draws: bool,
+        has_labels: bool,
+        sdf: bool,
+        most_mm: float | None,
+        seed: int,
+    ) -> None:
+        self.bank, self.volumes, self.window, self.spec = bank, volumes, window, spec
+        self.draws, self.has_labels, self.sdf, self.most_mm, self.seed = draws, has_labels, sdf, most_mm, seed
+        self.grid = WindowGrid(shapes, spec.sides, spec.steps)
+        self.left_out = 0
+        self._numbers = np.zeros(0, np.int64) if draws else self._list_windows()
+
+    def __len__(self) -> int:
+        return len(self.volumes) * self.spec.per_volume if self.draws else len(self._numbers)
+
+    @property
+    def fields(self) -> dict[str, FieldSpec]:
+        """What `write` fills beside the number of the sample."""
+        shape = (1, *self.spec.sides)
+        fields = {"image": FieldSpec(shape, "float32"), "occupied": FieldSpec(shape, "bool")}
+        fields |= {"sdf": FieldSpec(shape, "float32")} if self.sdf else {}
+        fields |= {"mask": FieldSpec(shape, "int32")} if self.has_labels else {}
+        return fields | {"position": FieldSpec((3,), "int64")}
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Number of a sample among those of all splits, and of its volume."""
+        if not self.draws:
+            window = int(self._numbers[number])
+            return window, int(self.grid.locate([window])[0][0])
+        volume = int(self.volumes[number // self.spec.per_volume])
+        return volume * self.spec.per_volume + number % self.spec.per_volume, volume
+
+    def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
+        """Write one sample and give the volume that it is of."""
+        index, number = self.locate(number)
+        volume = self.bank[number]
+        start = self._place(volume, index, epoch)
+        numbers, places = find_inside(volume, start.tolist(), self.spec.sides)
+        for name, values in (("image", self.window.scale(volume.values[numbers])), ("occupied", True)):
+            rows[name][row] = 0
+            rows[name][row].reshape(-1)[places] = values
+        rows["position"][row] = start
+        if self.sdf:
+            rows["sdf"][row, 0] = self._measure(volume, start)
+        if self.has_labels:
+            rows["mask"][row, 0] = (
+                UNLABELLED if volume.label_index is None else volume.window_labels(start.tolist(), self.spec.sides)
+            )
+        return volume
+
+    def describe(self, number: int) -> str:
+        """Name a sample by its file, and its place where that is not drawn."""
+        index, volume = self.locate(number)
+        name = show_path(self.bank.name(volume))
+        if self.draws:
+            return f"{name}, window {index % self.spec.per_volume}"
+        z, y, x = self.grid.locate([index])[1][0].tolist()
+        return f"{name}, window at (z {z}, y {y}, x {x})"
+
+    def _place(self, volume: SparseVolume, index: int, epoch: int) -> Ints:
+        if not self.draws:
+            return np.asarray(self.grid.locate([index])[1][0])
+        labelled = None if volume.label_index is None else volume.label_index.positions
+        return draw_start(volume.shape, self.spec, labelled, seed=self.seed, epoch=epoch, index=index)
+
+    def _measure(self, volume: SparseVolume, start: Ints) -> NDArray[np.float32]:
+        """Signed distances of a window: measured over so much of the volume around it that they are exact."""
+        limit_mm, margin = read_limit(volume.shape, volume.spacing_mm, self.most_mm)
+        low = np.maximum(start - margin, 0)
+        high = np.minimum(start + self.spec.sides + margin, volume.shape)
+        box = np.zeros(tuple((high - low).tolist()), np.bool_)
+        box.reshape(-1)[find_inside(volume, low.tolist(), box.shape)[1]] = True
+        part = tuple(
+            slice(begin, begin + side) for begin, side in zip((start - low).tolist(), self.spec.sides, strict=True)
+        )
+        measured = measure_signed(box, volume.spacing_mm, limit_mm)[part]
+        window = np.full(self.spec.sides, limit_mm, np.float32)  # where it reaches past the volume
+        window[tuple(slice(0, length) for length in measured.shape)] = measured
+        return window
+
+    def _list_windows(self) -> Ints:
+        """The grid's windows of this split, without those that hold too little."""
+        found = [np.zeros(0, np.int64)]
+        for volume in self.volumes.tolist():
+            windows = np.array(self.grid.windows_of(volume))
+            if self.spec.min_points:
+                counts = count_inside(self.bank[volume], self.grid.locate(windows)[1], self.spec.sides)
+                windows = windows[counts >= self.spec.min_points]
+                self.left_out += len(counts) - len(windows)
+            found.append(windows)
+        return np.concatenate(found)
+
+
+def _take(values: Array, chosen: Ints | None) -> Array:
+    return values if chosen is None else values[chosen]

@@ -1,0 +1,5 @@
+"""Images with boxes."""
+
+from lit_data.datasets.detection.dataset import DetectionDataset
+
+__all__ = ["DetectionDataset"]

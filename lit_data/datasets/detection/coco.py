@@ -1,0 +1,242 @@
+"""Labels as COCO JSON: one file for many images, boxes ``[x, y, w, h]`` in pixels."""
+
+import json
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.detection.labels import (
+    AnyPath,
+    BoxCollector,
+    BoxForm,
+    Floats,
+    LabelTable,
+    check_classes,
+    find_split,
+    is_share_box,
+)
+from lit_data.datasets.detection.voc import NameIndex
+from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.io.images.consistency import describe_size_mismatch
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.source import open_source, read_whole
+
+log = logging.getLogger(__name__)
+
+
+def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
+    return np.hstack([boxes[:, :2] / sizes_px, (boxes[:, :2] + boxes[:, 2:]) / sizes_px])
+
+
+def _find_shares(boxes: Floats) -> NDArray[np.bool_]:
+    return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
+
+
+_FORM: Final = BoxForm("COCO JSON", "annotations[{}]", ("pixels", "shares of the image"), _find_shares, _find_corners)
+
+
+@dataclass(frozen=True, slots=True)
+class CocoFile:
+    """One annotation file.
+
+    Args:
+        path: Of the file.
+        images: Its ``images``, each with an ``id`` and a ``file_name``.
+        annotations: Its ``annotations``, unchecked.
+        categories: Name of each category by its id.
+    """
+
+    path: AnyPath
+    images: tuple[Mapping[str, Any], ...]
+    annotations: tuple[Any, ...]
+    categories: Mapping[int, str]
+
+    def match(self, index: NameIndex) -> tuple[dict[int, int], Problems]:
+        """Find its images.
+
+        Args:
+            index: Of the images of the set.
+
+        Returns:
+            For each id of the file the number of its image, and one problem for each image that is not there.
+        """
+        numbers: dict[int, int] = {}
+        problems, split = Problems(), find_split(os.path.basename(self.path))  # noqa: PTH119 - str or PathLike
+        for place, entry in enumerate(self.images):
+            try:
+                numbers[entry["id"]] = index.find(entry["file_name"], split)
+            except DataError as error:
+                problems.add(self.path, f"images[{place}] of {len(self.images)}: {error}")
+        return numbers, problems
+
+
+def load_coco(path: AnyPath) -> CocoFile:
+    """Read an annotation file and check its outline.
+
+    Raises:
+        DataError: It is no JSON, or lacks what an annotation file of boxes has.
+    """
+    with open_source(path) as stream:
+        try:
+            content = json.loads(read_whole(stream))
+        except json.JSONDecodeError as error:
+            raise DataError(f"damaged JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise DataError("must hold images, annotations and categories")
+        images, annotations = _list_items(content, "images"), _list_items(content, "annotations")
+        _check_entries("images", images, "file_name")
+        categories = _list_items(content, "categories")
+        _check_entries("categories", categories, "name")
+        names = {entry["id"]: entry["name"] for entry in categories}
+        return CocoFile(path, tuple(images), tuple(annotations), names)
+
+
+def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list[int]]:
+    """The images of each split, for files with names such as ``instances_train.json``.
+
+    Raises:
+        DataError: Two files name the same image.
+    """
+    splits: dict[str, list[int]] = defaultdict(list)
+    problems, owners = Problems(), dict[int, CocoFile]()
+    for file in files:
+        for number in file.match(index)[0].values():
+            if owners.setdefault(number, file) is not file:
+                problems.add(file.path, f"names an image that {show_path(owners[number].path)} names too: {number}")
+            splits[find_split(os.path.basename(file.path)) or ""].append(number)  # noqa: PTH119
+    problems.raise_if_any(f"{len(problems)} images are in more than one split")
+    return splits
+
+
+def read_coco_labels(
+    images: Sequence[AnyPath],
+    sizes_px: NDArray[np.int64],
+    files: Sequence[CocoFile],
+    *,
+    others: Sequence[AnyPath] = (),
+    classes: Sequence[str] | None = None,
+    on_bad: OnBad = "error",
+) -> LabelTable:
+    """Read the boxes of one or more annotation files.
+
+    Boxes of crowds (``iscrowd: 1``) cover several objects; they are left out and counted.
+
+    Args:
+        images: Their paths.
+        sizes_px: [I, 2] (height, width) of the images.
+        files: Annotation files.
+        others: Images that the files may name beside `images`, and that are left out.
+        classes: Names of the classes; by default the categories in the order of their ids, which may have gaps.
+        on_bad: ``skip`` leaves bad boxes and entries whose image is missing out and lists them. An entry that states
+            another size than its image has stays an error.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        DataError: Lists what is wrong with any file.
+    """
+    collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
+    categories = _merge_categories(files)
+    names = tuple(categories[key] for key in sorted(categories)) if classes is None else check_classes(classes)
+    index, crowds = NameIndex([*images, *others]), 0
+    for file in files:
+        collector.start_file(file.path)
+        numbers, missing = file.match(index)
+        collector.bad.extend(missing)
+        numbers = {key: number for key, number in numbers.items() if number < len(images)}
+        _check_sizes(collector, file, numbers, images, sizes_px)
+        ids = {key: names.index(name) for key, name in file.categories.items() if name in names}
+        crowds += _add_boxes(collector, file, numbers, ids)
+    if crowds:
+        log.info("%d boxes of crowds (iscrowd) are left out", crowds)
+    return collector.finish(names)
+
+
+def _list_items(content: Mapping[str, Any], key: str) -> list[Any]:
+    items = content.get(key)
+    if not isinstance(items, list):
+        raise DataError(f"{key!r} must be a list, found {type(items).__name__}; is this a file of instances?")
+    return items
+
+
+def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
+    """Refuse entries without a whole id and a name, and those that repeat one."""
+    ids, names = set(), set()
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, dict) or type(entry.get("id")) is not int or not isinstance(entry.get(text), str):
+            raise DataError(f"{key}[{place}] must have a whole number 'id' and a text {text!r}, found {_quote(entry)}")
+        if entry["id"] in ids or entry[text] in names:
+            raise DataError(f"{key}[{place}] repeats the id {entry['id']} or the {text} {_quote(entry[text])}")
+        ids.add(entry["id"])
+        names.add(entry[text])
+
+
+def _merge_categories(files: Sequence[CocoFile]) -> dict[int, str]:
+    merged: dict[int, str] = {}
+    for file in files:
+        for key, name in file.categories.items():
+            if merged.setdefault(key, name) != name:
+                other = _quote(merged[key])
+                raise DataError(f"{show_path(file.path)}: category {key} is {_quote(name)}, in another file {other}")
+    return merged
+
+
+def _check_sizes(
+    collector: BoxCollector,
+    file: CocoFile,
+    numbers: Mapping[int, int],
+    images: Sequence[AnyPath],
+    sizes_px: NDArray[np.int64],
+) -> None:
+    for place, entry in enumerate(file.images):
+        stated = entry.get("height"), entry.get("width")
+        if entry["id"] not in numbers or stated == (None, None):
+            continue
+        image = numbers[entry["id"]]
+        height, width = map(int, sizes_px[image])
+        if stated != (height, width):
+            if all(type(side) is int for side in stated):
+                name = f"{os.fspath(file.path)}: images[{place}]"
+                sizes: Any = (stated, (height, width))
+                message = describe_size_mismatch((name, images[image]), sizes)
+            else:
+                message = f"images[{place}]: height and width must be whole numbers, found {_quote(stated)}"
+            collector.problems.add(file.path, message)
+
+
+def _add_boxes(collector: BoxCollector, file: CocoFile, numbers: Mapping[int, int], ids: Mapping[int, int]) -> int:
+    """Add all boxes of a file but those of crowds, and count these."""
+    crowds, known = 0, {entry["id"] for entry in file.images}
+    for place, entry in enumerate(file.annotations):
+        if not isinstance(entry, dict):
+            collector.reject(place, f"{_quote(entry)} is no annotation")
+        elif entry.get("iscrowd") == 1:
+            crowds += 1
+        elif wrong := next(_find_faults(entry, known, ids, file), ""):
+            collector.reject(place, wrong)
+        elif entry["image_id"] in numbers:  # an image that is not there is named once, not for each of its boxes
+            collector.add(numbers[entry["image_id"]], place, ids[entry["category_id"]], entry["bbox"])
+    return crowds
+
+
+def _find_faults(entry: Mapping[str, Any], known: set[int], ids: Mapping[int, int], file: CocoFile) -> Iterator[str]:
+    image, category, box = entry.get("image_id"), entry.get("category_id"), entry.get("bbox")
+    if type(image) is not int or image not in known:
+        yield f"image_id {_quote(image)} is none of the {len(known)} images of the file"
+    if type(category) is not int or category not in ids:
+        name = (
+            f" ({_quote(file.categories[category])})" if type(category) is int and category in file.categories else ""
+        )
+        allowed = ", ".join(map(str, sorted(ids)))
+        yield f"category_id {_quote(category)}{name} is not allowed; allowed are {allowed}"
+    if not isinstance(box, list) or len(box) != 4 or not all(type(value) in (int, float) for value in box):
+        yield f"bbox {_quote(box)} must be 4 numbers: x, y, width, height in pixels"
+
+
+def _quote(value: object) -> str:
+    return escape(repr(value)[:80])

@@ -1,0 +1,233 @@
+"""`DetectionDataset`: images with boxes, alone or as mosaics, written straight into the rows of a batch."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.tiles import draw_tiles, find_boxes
+from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.store.store import DecodedStore
+from lit_data.mosaic import Ints, MosaicPlan, MosaicSpec, sample_mosaics
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
+
+if TYPE_CHECKING:
+    import torch
+
+BOX_COLUMNS: Final = 6
+_KEEP_ALL: Final = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
+
+
+class BatchMosaics(NamedTuple):
+    """Mosaics of a batch, made of its own images, to be drawn later."""
+
+    plan: MosaicPlan
+    """Its images are numbers of samples of the batch."""
+    places_px: Ints
+    """[B, 4] (top, left, bottom, right) of each image in its own sample."""
+    boxes: NDArray[np.float32]
+    """[N, 6] (row, class, cx, cy, w, h), the last four in shares of H and W, in the order of the rows."""
+    counts: Ints
+    """[B] how many boxes each sample has."""
+
+
+class DetectionDataset:
+    """Images of one split, map-style; writes many samples at once.
+
+    A sample is a dict:
+
+    - ``image`` [3, H, W] uint8: the image as large as it fits, in the middle of grey; or a mosaic of several;
+    - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in shares of H and W; in a batch they lie flat,
+      and the first column is the row;
+    - ``index`` int64: number of the image among those of *all* splits, of which its random stream is made;
+    - ``image_index`` int64: the same number, that of the image in the bank;
+    - ``shape`` [2] int64: (height, width) px of the image as it lies on the disk;
+    - ``epoch`` int64: the epoch it was read for.
+
+    Args:
+        bank: Decoded images, [3, h, w] uint8 each, of any size.
+        labels: Their boxes.
+        original_px: [I, 2] (height, width) of the images on the disk.
+        images: Numbers of this split's images; all of them by default. Mosaics take partners from these alone.
+        size_px: (H, W) of a sample.
+        mosaic: How mosaics are made; none shows each image alone.
+        mosaic_epochs: Mosaics are made before this epoch; none makes them in all. Samples of later epochs show one
+            image as it is, with all its boxes.
+        draws_mosaics: Whether samples are mosaics; otherwise they show one image each, and `plan_batch` plans mosaics
+            of a batch of them.
+        seed: Seed of every draw.
+
+    Raises:
+        DataError: Images are not three channels of uint8.
+        ConfigError: Labels or sizes are of another number of images.
+    """
+
+    def __init__(
+        self,
+        bank: ImageBank,
+        labels: LabelTable,
+        original_px: NDArray[np.int64],
+        *,
+        images: Sequence[int] | None = None,
+        size_px: tuple[int, int],
+        mosaic: MosaicSpec | None = None,
+        mosaic_epochs: int | None = None,
+        draws_mosaics: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if not len(bank) == len(labels) == len(original_px):
+            raise ConfigError(f"{len(bank)} images, boxes of {len(labels)} and sizes of {len(original_px)} of them")
+        if bank.channels != 3 or bank.dtype != np.uint8:
+            raise DataError(
+                f"images are {bank.channels} channels of {bank.dtype}: detection needs three of uint8; set "
+                "data.read.gray_to_rgb=true for grey images"
+            )
+        self.bank, self.labels, self.original_px = bank, labels, original_px
+        self.images = np.arange(len(bank)) if images is None else np.array(images, np.int64)
+        self.size_px, self.mosaic, self.mosaic_epochs, self.seed = size_px, mosaic, mosaic_epochs, seed
+        self.draws_mosaics, self.epoch = draws_mosaics, 0
+        self._sizes_px = np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(np.int64)
+        self.fields: Mapping[str, FieldSpec] = self._describe()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Samples read by `__getitem__` are those of this epoch from now on."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
+        import torch
+
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._rows()}
+        self.write_into(rows, np.array([index]), self.epoch)
+        count = int(rows.pop("boxes" + COUNT_SUFFIX)[0])
+        rows["boxes"] = rows["boxes"][:, :count]
+        return {name: torch.from_numpy(array)[0] for name, array in rows.items()}
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        """Write samples into the rows of a batch, without a copy in between.
+
+        Args:
+            rows: For each key of `fields` an array [M, ...], and the number of boxes under ``boxes_count``.
+            indices: [M] sample numbers in this split.
+            epoch: The epoch they are read for.
+        """
+        images = self.images[indices]
+        plan, limits = self.plan(images, epoch), self.mosaic_of(epoch) if self.draws_mosaics else None
+        draw_tiles(rows["image"], plan, self.bank)
+        boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits or _KEEP_ALL)
+        place = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        row = np.repeat(np.arange(len(counts)), counts)
+        rows["boxes"][row, place, 0], rows["boxes"][row, place, 1:] = 0, boxes[:, 1:]
+        rows["boxes" + COUNT_SUFFIX][:] = counts
+        rows["index"][:] = rows["image_index"][:] = images
+        rows["shape"][:], rows["epoch"][:] = self.original_px[images], epoch
+
+    def mosaic_of(self, epoch: int) -> MosaicSpec | None:
+        """How samples of an epoch are put together; none if each shows one image."""
+        return self.mosaic if self.mosaic_epochs is None or epoch < self.mosaic_epochs else None
+
+    def plan(self, images: Ints, epoch: int) -> MosaicPlan:
+        """Which tiles the samples of some images have in an epoch, as they are written."""
+        spec = self.mosaic_of(epoch) if self.draws_mosaics else None
+        return self._sample(spec, epoch, images, images, self._sizes_px, self.images)
+
+    def plan_batch(self, images: Ints, spec: MosaicSpec, epoch: int) -> BatchMosaics:
+        """Mosaics of a batch of samples that show one image each.
+
+        Each sample has its own random stream, as when it is written as a mosaic, but draws its partners from the batch:
+        their pixels are on the device then. So it depends on the images beside it. A batch is still the same in each
+        run, resumed or not, because which images it has is a pure function of (seed, epoch, its number); but another
+        batch size or number of ranks gives other mosaics.
+
+        Args:
+            images: [B] their images.
+            spec: How mosaics are made.
+            epoch: The epoch they were read for.
+        """
+        rows, places_px = np.arange(len(images)), self.find_places(images)
+        sizes_px = places_px[:, 2:] - places_px[:, :2]
+        plan = self._sample(spec, epoch, images, rows, sizes_px, rows)
+        boxes, counts = self._find_boxes(plan, images[plan.image], sizes_px, len(images), spec)
+        return BatchMosaics(plan, places_px, boxes, counts)
+
+    def find_places(self, images: Ints) -> Ints:
+        """Where images lie that are alone in their samples: [M, 4] (top, left, bottom, right) px."""
+        return self._sample(None, 0, images, images, self._sizes_px, images).window
+
+    def describe_sample(self, index: int) -> str:
+        """Name one sample of this split for a message, by its file."""
+        return show_path(self.bank.name(int(self.images[index])))
+
+    def check_sources(self) -> None:
+        """Find out, after a worker was killed, whether the store was cut short while it was read; cheap.
+
+        Raises:
+            StoreCorruptError: It was.
+        """
+        if isinstance(self.bank, DecodedStore):
+            self.bank.check_size()
+
+    def find_originals(self, boxes: NDArray[np.float64], images: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Where boxes of samples that show one image each lie in the images on the disk, cut to these.
+
+        Args:
+            boxes: [N, 4] (left, top, right, bottom) px of a sample.
+            images: [N] number of its image.
+
+        Returns:
+            [N, 4] (left, top, right, bottom) px.
+        """
+        plan = self._sample(None, 0, images, images, self._sizes_px, images)
+        limits = np.tile(self.original_px[images][:, ::-1], 2).astype(np.float64)
+        tile = boxes / plan.scale[:, None] - np.tile(plan.origin[:, ::-1], 2)
+        return np.clip(tile * limits / np.tile(self._sizes_px[images][:, ::-1], 2), 0, limits)
+
+    def _sample(
+        self, spec: MosaicSpec | None, epoch: int, index: Ints, images: Ints, sizes_px: Ints, choices: Ints
+    ) -> MosaicPlan:
+        return sample_mosaics(
+            spec,
+            self.seed,
+            epoch,
+            index,
+            images=images,
+            sizes_px=sizes_px,
+            output_px=self.size_px,
+            choices=choices,
+        )
+
+    def _find_boxes(
+        self, plan: MosaicPlan, images: Ints, sizes_px: Ints, samples: int, limits: MosaicSpec
+    ) -> tuple[NDArray[np.float32], Ints]:
+        return find_boxes(
+            self.labels, plan, images, sizes_px=sizes_px, size_px=self.size_px, samples=samples, limits=limits
+        )
+
+    def _describe(self) -> dict[str, FieldSpec]:
+        tiles = self.mosaic.tiles if self.mosaic and self.draws_mosaics else 1
+        counts = np.diff(self.labels.ends, prepend=0)[self.images]
+        most = max(1, tiles * int(counts.max(initial=0)))
+        return {
+            "image": FieldSpec((3, *self.size_px), "uint8"),
+            "boxes": FieldSpec((BOX_COLUMNS,), "float32", max_items=most, row_column=True),
+            "index": FieldSpec((), "int64"),
+            "image_index": FieldSpec((), "int64"),
+            "shape": FieldSpec((2,), "int64"),
+            "epoch": FieldSpec((), "int64"),
+        }
+
+    def _rows(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and dtype of what `write_into` fills for a sample."""
+        found = []
+        for name, field in self.fields.items():
+            items = () if field.max_items is None else (field.max_items,)
+            found.append((name, (*items, *field.shape), field.dtype))
+        return [*found, ("boxes" + COUNT_SUFFIX, (), "int64")]

@@ -1,0 +1,260 @@
+"""What a folder of a detection set holds: its images, their boxes and which image trains, validates or tests."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.checks import check_choice
+from lit_data.datasets.detection.coco import CocoFile, load_coco, read_coco_labels, split_by_file
+from lit_data.datasets.detection.labels import AnyPath, LabelTable, find_split
+from lit_data.datasets.detection.voc import NameIndex, match_label_files, read_voc_labels
+from lit_data.datasets.detection.yolo import DataYaml, read_class_names, read_data_yaml, read_splits, read_yolo_labels
+from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
+from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.io.discovery import check_inside, find_images
+from lit_data.io.images.header import read_header
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.options import DEFAULT_READ, ReadOptions
+from lit_data.io.progress import track
+
+log = logging.getLogger(__name__)
+
+
+LabelFormat = Literal["auto", "yolo", "coco", "voc"]
+
+_PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations_voc"))}
+_SIDE_FILES: Final = (
+    *("data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_*.json"),
+    *(f"{split}.txt" for split in SPLITS),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DetectionFiles:
+    """The images of a detection set.
+
+    Args:
+        images: Their paths, in the order of their names.
+        labels: The boxes of each.
+        splits: For each of train, val, test the ascending numbers of its images.
+        sizes_px: [I, 2] int64 (height, width) of each.
+
+    Raises:
+        ConfigError: They do not fit together.
+    """
+
+    images: tuple[str, ...]
+    labels: LabelTable
+    splits: dict[str, list[int]]
+    sizes_px: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        numbers = sorted(number for split in self.splits.values() for number in split)
+        if len(self.labels) != len(self.images) or set(self.splits) != set(SPLITS):
+            raise ConfigError(f"{len(self.images)} images, labels of {len(self.labels)}, splits {sorted(self.splits)}")
+        if numbers != sorted(set(numbers) & set(range(len(self.images)))):
+            raise ConfigError(f"splits must hold each of the numbers 0 to {len(self.images) - 1} no more than once")
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    root: Path
+    names: tuple[str, ...]  # of the images, relative to the root
+    index: NameIndex
+    yaml: DataYaml
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    label_format: LabelFormat
+    coco: tuple[CocoFile, ...]
+    files: Mapping[int, Path]  # of images by their number; not for COCO
+
+
+def find_detection_files(
+    root: AnyPath,
+    *,
+    label_format: LabelFormat = "auto",
+    classes: Sequence[str] | None = None,
+    annotations: AnyPath | None = None,
+    difficult: bool = True,
+    splits: Splits = "auto",
+    seed: int = 0,
+    on_bad: OnBad = "error",
+    read: ReadOptions = DEFAULT_READ,
+    allow_outside: bool = False,
+) -> DetectionFiles:
+    """Find images, boxes and splits of a detection set, without decoding an image.
+
+    Images lie in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO text lies in
+    ``labels``, in the same folders below it as the images below ``images``. COCO JSON is
+    ``annotations/instances_*.json``, VOC XML lies in ``Annotations`` or ``annotations_voc``. Images that no list, or
+    no COCO file, names are left out of a set that has these.
+
+    Args:
+        root: Folder of the set.
+        label_format: `auto` takes the first of yolo, coco, voc that is there.
+        classes: Names of the classes in the order of their numbers. By default those of ``data.yaml`` or
+            ``classes.txt``; for COCO, and for VOC without such a file, those of the labels.
+        annotations: The one COCO file to read, relative to the root.
+        difficult: Keep VOC objects marked as difficult.
+        splits: `auto`: by ``data.yaml``, by ``train.txt``, ``val.txt``, ``test.txt``, by the names of the COCO files,
+            by folders such as ``images/train``, otherwise 70 / 15 / 15 %, whichever there is first. Also as for
+            `split_images`, with names relative to the root.
+        seed: Chooses the images of a share.
+        on_bad: ``skip`` leaves bad boxes, label files without an image and unreadable images out, and lists them.
+        read: The rules that images are read with; they decide what size an image has.
+        allow_outside: Follow links that lead out of the root.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        DataError: Lists what is wrong with all lists, all images, or all labels.
+    """
+    check_choice("label_format", label_format, get_args(LabelFormat))
+    if on_bad not in get_args(OnBad):
+        raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
+    folder = _open_folder(Path(os.path.abspath(root)), allow_outside)  # noqa: PTH100 - keeps links
+    found = _find_labels(folder, label_format, annotations, on_bad, allow_outside)
+    fixed = _find_splits(folder, splits, found.coco, allow_outside)
+    members, sizes_px = _measure(folder, _list_members(folder, found.coco, fixed), read, on_bad)
+    labels = _read_labels(folder, found, members, sizes_px, classes, difficult, on_bad)
+    images = tuple(str(folder.root / folder.names[number]) for number in members)
+    return DetectionFiles(images, labels, _number_splits(folder.names, members, fixed, splits, seed), sizes_px)
+
+
+def _open_folder(root: Path, allow_outside: bool) -> _Folder:
+    patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
+    if not patterns:
+        patterns = ["*/images/**/*" if any(path.is_dir() for path in root.glob("*/images")) else "**/*"]
+    paths = find_images(root, patterns=patterns, allow_outside=allow_outside).paths
+    names = tuple(path.relative_to(root).as_posix() for path in paths)
+    if not allow_outside:
+        for path in (path for pattern in _SIDE_FILES for path in root.glob(pattern)):
+            check_inside(path, root)
+    described = (root / "data.yaml").is_file()
+    yaml = read_data_yaml(root / "data.yaml") if described else DataYaml((), ".", {})
+    return _Folder(root, names, NameIndex(paths), yaml)
+
+
+def _find_labels(
+    folder: _Folder, wanted: LabelFormat, annotations: AnyPath | None, on_bad: OnBad, allow_outside: bool
+) -> _Labels:
+    """The labels of the wanted format, or of the first that is there."""
+    if annotations is not None and wanted not in ("auto", "coco"):
+        raise ConfigError(f"annotations= is a COCO file, but label_format={wanted!r}; set it to 'coco'")
+    for label_format in get_args(LabelFormat)[1:] if wanted == "auto" and annotations is None else (wanted,):
+        if label_format in _PLACES:
+            suffix, parents = _PLACES[label_format]
+            match = match_label_files(folder.root, folder.index, suffix, parents, allow_outside=allow_outside)
+            _report(match[1], f"{len(match[1])} label files fit none of {len(folder.names)} images", on_bad)
+            if match[0]:
+                return _Labels(label_format, (), match[0])
+            continue
+        given = [] if annotations is None else [folder.root / annotations]
+        if paths := given or sorted(folder.root.glob("annotations/instances_*.json")):
+            return _Labels("coco", tuple(map(load_coco, paths)), {})
+    raise DataError(
+        f"{show_path(folder.root)}: no labels (label_format={wanted}); looked for labels/*.txt, "
+        "annotations/instances_*.json, Annotations/*.xml and annotations_voc/*.xml, as far as the format goes"
+    )
+
+
+def _find_splits(
+    folder: _Folder, splits: Splits, coco: Sequence[CocoFile], allow_outside: bool
+) -> Mapping[str, Sequence[int]] | None:
+    """The images of each split, unless they go by shares."""
+    words = [find_split(name.rpartition("/")[0]) for name in folder.names]
+    by_folder = {split: [n for n, word in enumerate(words) if word == split] for split in SPLITS}
+    if splits == "folders" and None in words:
+        raise DataError(
+            f"splits=folders, but {words.count(None)} images lie in no folder of one of {', '.join(SPLITS)}"
+        )
+    if splits == "folders":
+        return by_folder
+    if splits != "auto":
+        shares = isinstance(splits, Mapping) and all(isinstance(share, int | float) for share in splits.values())
+        return None if shares else {key: part.tolist() for key, part in split_images(folder.names, splits).items()}
+    lists = {split: (f"{split}.txt",) for split in SPLITS if (folder.root / f"{split}.txt").is_file()}
+    if entries := folder.yaml.splits or lists:
+        places = [folder.root / folder.yaml.folder, folder.root]
+        return read_splits(places, entries, folder.names, folder.index, allow_outside=allow_outside)
+    if coco and all(find_split(Path(file.path).name) for file in coco):
+        return split_by_file(coco, folder.index)
+    return None if None in words else by_folder
+
+
+def _list_members(folder: _Folder, coco: Sequence[CocoFile], fixed: Mapping[str, Sequence[int]] | None) -> list[int]:
+    """Numbers of the images that belong to the set."""
+    numbers = set(range(len(folder.names)))
+    if coco:
+        numbers = {number for file in coco for number in file.match(folder.index)[0].values()}
+    if fixed is not None:
+        numbers &= {number for part in fixed.values() for number in part}
+    if not numbers:
+        raise DataError(f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file")
+    if left := len(folder.names) - len(numbers):
+        log.info("%d of %d images are left out: no list or COCO file names them", left, len(folder.names))
+    return sorted(numbers)
+
+
+def _measure(
+    folder: _Folder, members: Sequence[int], read: ReadOptions, on_bad: OnBad
+) -> tuple[list[int], NDArray[np.int64]]:
+    """The images that can be read, and (height, width) px of each."""
+    good: dict[int, tuple[int, int]] = {}
+    problems = Problems()
+    for number in track(members, "reading headers", len(members)):
+        try:
+            header = read_header(folder.root / folder.names[number], read)
+            good[number] = header.height_px, header.width_px
+        except DataError as error:
+            problems.add(folder.root / folder.names[number], str(error))
+    _report(problems, f"{len(problems)} of {len(members)} images are bad", on_bad if good else "error")
+    return list(good), np.array(list(good.values()), np.int64)
+
+
+def _read_labels(
+    folder: _Folder,
+    found: _Labels,
+    members: Sequence[int],
+    sizes_px: NDArray[np.int64],
+    classes: Sequence[str] | None,
+    difficult: bool,
+    on_bad: OnBad,
+) -> LabelTable:
+    paths = [folder.root / name for name in folder.names]
+    images, files = [paths[number] for number in members], [found.files.get(number) for number in members]
+    if found.label_format == "coco":
+        others = [paths[number] for number in sorted(set(range(len(paths))) - set(members))]
+        return read_coco_labels(images, sizes_px, found.coco, others=others, classes=classes, on_bad=on_bad)
+    names = classes or folder.yaml.classes or read_class_names(folder.root) or None
+    if found.label_format == "voc":
+        return read_voc_labels(images, sizes_px, files, classes=names, difficult=difficult, on_bad=on_bad)
+    if names is None:
+        raise DataError(f"{show_path(folder.root)}: no data.yaml or classes.txt names the classes; give classes=")
+    return read_yolo_labels(images, sizes_px, files, classes=names, on_bad=on_bad)
+
+
+def _number_splits(
+    names: Sequence[str], members: Sequence[int], fixed: Mapping[str, Sequence[int]] | None, splits: Splits, seed: int
+) -> dict[str, list[int]]:
+    """The splits by the numbers of the images that are left."""
+    if fixed is None:
+        shares = DEFAULT_SHARES if splits == "auto" else splits
+        parts = split_images([names[number] for number in members], shares, seed=seed)
+        return {split: part.tolist() for split, part in parts.items()}
+    places = {number: place for place, number in enumerate(members)}
+    return {split: sorted(places[n] for n in fixed.get(split, ()) if n in places) for split in SPLITS}
+
+
+def _report(problems: Problems, heading: str, on_bad: OnBad) -> None:
+    if on_bad == "error":
+        problems.raise_if_any(heading)
+    elif len(problems):
+        log.warning("%s; they are left out:\n%s", heading, problems.report())

@@ -1,0 +1,243 @@
+"""The boxes of all images of a set in one table, and the checks that every label format goes through."""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError, Problems, escape
+from lit_data.io.images.header_scan import OnBad
+
+log = logging.getLogger(__name__)
+
+
+Floats = NDArray[np.float64]
+AnyPath = str | os.PathLike[str]
+
+MAX_OUTSIDE: Final = 0.01
+"""Share of a box's width or height that may lie beyond the image; it is cut off."""
+
+_ROUNDING: Final = 2e-6  # what six decimals of centre and size can be off by, in shares of the image
+_SPLIT_WORD: Final = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?\d*(?![a-z])")
+_SMALLEST: Final = 1e-9  # far below a pixel, and still above 0 as float32
+_LARGEST: Final = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelTable:
+    """Boxes of many images.
+
+    Args:
+        classes: Names of the classes, each once.
+        boxes: [N, 5] float32 = (class, cx, cy, w, h), centre and size in shares of the image, image after image.
+        ends: [I] int64, for each image the number of boxes of it and of all images before it.
+
+    Raises:
+        ConfigError: The arrays do not fit together, or hold what is no box.
+    """
+
+    classes: tuple[str, ...]
+    boxes: NDArray[np.float32]
+    ends: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+        if self.boxes.dtype != np.float32 or self.boxes.ndim != 2 or self.boxes.shape[1] != 5:
+            raise ConfigError(f"boxes must be float32 [N, 5], found {self.boxes.dtype} {self.boxes.shape}")
+        if self.ends.dtype != np.int64 or self.ends.ndim != 1:
+            raise ConfigError(f"ends must be int64 [I], found {self.ends.dtype} {self.ends.shape}")
+        counts = np.diff(self.ends, prepend=0)
+        total = int(self.ends[-1]) if self.ends.size else 0
+        if (counts < 0).any() or total != len(self.boxes):
+            raise ConfigError(f"ends must ascend from 0 to the {len(self.boxes)} boxes, found {total} at the end")
+        number, shares = self.boxes[:, 0], self.boxes[:, 1:]
+        if not ((number >= 0) & (number < len(self.classes)) & (number == np.floor(number))).all():
+            raise ConfigError(f"boxes hold a class that is no whole number from 0 to {len(self.classes) - 1}")
+        if not ((shares >= 0) & (shares <= 1)).all() or not (shares[:, 2:] > 0).all():
+            raise ConfigError("boxes must be shares from 0 to 1 with a width and a height above 0")
+
+    def __len__(self) -> int:
+        """Images."""
+        return len(self.ends)
+
+    def of(self, image: int) -> NDArray[np.float32]:
+        """The boxes of one image.
+
+        Returns:
+            [n, 5], a view; n is 0 for an image without boxes.
+
+        Raises:
+            IndexError: There is no such image.
+        """
+        if not 0 <= image < len(self.ends):
+            raise IndexError(f"image {image} of {len(self.ends)}")
+        return self.boxes[int(self.ends[image - 1]) if image else 0 : int(self.ends[image])]
+
+
+def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return the class names as a tuple if there is one or more, and each only once.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    named = not isinstance(classes, str) and all(isinstance(name, str) and name for name in classes)
+    if not named or not classes or len(set(classes)) != len(classes):
+        raise ConfigError(f"classes={classes!r} must be one or more names, each only once")
+    return tuple(classes)
+
+
+def find_split(text: str) -> str | None:
+    """The split that a file or folder is named after (``valid``, ``train2017``, ``instances_val``), if any."""
+    words = {match[1] for match in _SPLIT_WORD.finditer(text.lower())}
+    return words.pop() if len(words) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class BoxForm:
+    """How a label format writes a box.
+
+    Args:
+        name: Of the format.
+        place: Where a box stands in its file, with ``{}`` for a number.
+        units: Of the four numbers, and what people write by mistake.
+        is_mistaken: Tells [N, 4] numbers in the other unit: [N] bool.
+        to_corners: Makes (x1, y1, x2, y2) in shares [N, 4] of the numbers [N, 4] and (width, height) px [N, 2].
+    """
+
+    name: str
+    place: str
+    units: tuple[str, str]
+    is_mistaken: Callable[[Floats], NDArray[np.bool_]]
+    to_corners: Callable[[Floats, Floats], Floats]
+
+
+def is_share_box(boxes: Floats) -> NDArray[np.bool_]:
+    """Which of [N, 4] numbers in pixels are shares: all from 0 to 1, and not all whole."""
+    return np.asarray(((boxes >= 0) & (boxes <= 1)).all(1) & (boxes != np.floor(boxes)).any(1))
+
+
+class BoxCollector:
+    """Boxes of many files on their way into a table; what is wrong with any of them is raised at once.
+
+    Args:
+        form: How they are written.
+        sizes_px: [I, 2] int64 (height, width) of the images.
+        on_bad: ``skip`` leaves bad boxes out and lists them.
+
+    Attributes:
+        problems: Of whole files; these are never skipped.
+        bad: Of boxes and other single entries, which ``skip`` leaves out.
+
+    Raises:
+        ConfigError: `on_bad` is unknown.
+    """
+
+    def __init__(self, form: BoxForm, sizes_px: NDArray[np.int64], *, on_bad: OnBad) -> None:
+        if on_bad not in ("error", "skip"):
+            raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
+        self.problems, self.bad = Problems(), Problems()
+        self._form, self._sizes_px, self._on_bad = form, np.asarray(sizes_px, np.int64).reshape(-1, 2), on_bad
+        self._paths: list[AnyPath] = []
+        self._rows: list[tuple[float, ...]] = []
+
+    def start_file(self, path: AnyPath) -> None:
+        """What follows stands in this file."""
+        self._paths.append(path)
+
+    def reject(self, place: int, message: str) -> None:
+        """Note a box that is none."""
+        self.bad.add(self._paths[-1], f"{self._form.place.format(place)}: {message}")
+
+    def add(self, image: int, place: int, number: int, box: Sequence[float]) -> None:
+        """Add a box of class `number`, as it is written."""
+        if all(abs(value) < _LARGEST for value in box):
+            self._rows.append((image, len(self._paths) - 1, place, number, *box))
+        else:
+            self.reject(place, f"box {str(list(box))[:80]} holds what is no number of a sensible size")
+
+    def finish(self, classes: Sequence[str]) -> LabelTable:
+        """Check all boxes and make the table.
+
+        Raises:
+            DataError: Lists everything that is wrong with any file; boxes only under ``error``.
+        """
+        rows = self._check_units(np.array(self._rows, np.float64).reshape(-1, 8))
+        images = rows[:, 0].astype(np.int64)
+        corners = self._form.to_corners(rows[:, 4:], self._sizes_px[images, ::-1].astype(np.float64))
+        good, clipped = self._check_places(rows, corners)
+        self._raise_or_report()
+        rows, images, corners = rows[good], images[good], corners[good].clip(0, 1)
+        self._warn_duplicates(rows)
+        if clipped:
+            log.info("%d boxes reached up to 1 %% of their size beyond their image and were cut off there", clipped)
+        centers, sides = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
+        order = np.argsort(images, kind="stable")
+        boxes = np.hstack([rows[:, 3:4], centers, sides])[order].astype(np.float32)
+        ends = np.cumsum(np.bincount(images, minlength=len(self._sizes_px)), dtype=np.int64)
+        return LabelTable(tuple(classes), boxes, ends)
+
+    def _check_units(self, rows: Floats) -> Floats:
+        """Name the first box of each file that is in the other unit, beside the first one that is not."""
+        mistaken = self._form.is_mistaken(rows[:, 4:])
+        right, wrong = self._form.units
+        proper = np.flatnonzero(~mistaken)
+        beside = f"; {self._describe(rows[proper[0]], whole=True)} is in {right}" if proper.size else ""
+        bad = rows[mistaken]
+        for first in np.unique(bad[:, 1], return_index=True)[1]:
+            count = int((bad[:, 1] == bad[first, 1]).sum())
+            self.problems.add(
+                self._paths[int(bad[first, 1])],
+                f"{self._describe(bad[first])} is in {wrong}, with {count - 1} more of this file{beside}; "
+                f"{self._form.name} holds {right}: convert all boxes to that",
+            )
+        return rows[~mistaken]
+
+    def _check_places(self, rows: Floats, corners: Floats) -> tuple[NDArray[np.bool_], int]:
+        """Which boxes have an area inside their image, and how many of these reach out of it."""
+        sides = corners[:, 2:] - corners[:, :2]
+        empty = ~(sides > _SMALLEST).all(1)
+        for row in rows[empty]:
+            self._note(row, "has no area (zero or negative width or height)")
+        beyond = (-corners[:, :2]).clip(min=0) + (corners[:, 2:] - 1).clip(min=0)
+        allowed = np.maximum(MAX_OUTSIDE * sides + 1e-9, np.minimum(_ROUNDING, sides / 2))
+        outside = ~empty & (beyond > allowed).any(1)
+        for row, part in zip(rows[outside], (beyond[outside] / sides[outside]).max(1, initial=0), strict=True):
+            height, width = self._sizes_px[int(row[0])]
+            how = "lies outside" if part >= 1 else f"lies by {100 * part:.3g} % outside"
+            self._note(row, f"{how} its image of {height} x {width} pixels (height x width); 1 % is allowed")
+        good = ~empty & ~outside
+        return good, int((good & (beyond > _ROUNDING).any(1)).sum())
+
+    def _warn_duplicates(self, rows: Floats) -> None:
+        keys = rows[:, [0, 3, 4, 5, 6, 7]]
+        order = np.lexsort(keys.T)  # stable: the first of equal rows stays first
+        again = order[1:][(np.diff(keys[order], axis=0) == 0).all(1)]
+        if again.size:
+            first = self._describe(rows[again.min()], whole=True)
+            log.warning(
+                "%d boxes are duplicates of another one of their image and kept, the first: %s", len(again), first
+            )
+
+    def _raise_or_report(self) -> None:
+        if self._on_bad == "error":
+            self.problems.extend(self.bad)
+        self.problems.raise_if_any(f"{len(self.problems)} problems with labels")
+        if len(self.bad):
+            log.warning("%d bad boxes are left out:\n%s", len(self.bad), self.bad.report())
+
+    def _note(self, row: Floats, message: str) -> None:
+        hint = "correct it, or set on_bad=skip to leave such boxes out"
+        self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}; {hint}")
+
+    def _describe(self, row: Floats, *, whole: bool = False) -> str:
+        text = f"{self._form.place.format(int(row[2]))}: box {_show(row[4:].tolist())}"
+        return f"{escape(os.fspath(self._paths[int(row[1])]))}, {text}" if whole else text
+
+
+def _show(box: Sequence[float]) -> str:
+    return f"({', '.join(f'{value:.6g}' for value in box)})"

@@ -1,0 +1,263 @@
+"""Labels as in PASCAL VOC: one XML file an image, boxes of whole pixels counted from 1.
+
+Lists of VOC name images without folder or extension; what finds images by such names serves the other formats too.
+"""
+
+import os
+import posixpath
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.detection.labels import (
+    AnyPath,
+    BoxCollector,
+    BoxForm,
+    Floats,
+    LabelTable,
+    check_classes,
+    find_split,
+    is_share_box,
+)
+from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.io.discovery import FolderWalk
+from lit_data.io.images.consistency import describe_size_mismatch
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.source import open_source, read_whole
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+MAX_XML_BYTES: Final = 10_000_000
+
+_FEW: Final = 8  # images of one name that are looked at one by one
+_SIDES: Final = ("xmin", "ymin", "xmax", "ymax")
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}(?:\.[0-9]*)?")
+
+
+def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
+    return np.hstack([(boxes[:, :2] - 1) / sizes_px, boxes[:, 2:] / sizes_px])
+
+
+_FORM: Final = BoxForm("VOC XML", "object {}", ("pixels", "shares of the image"), is_share_box, _find_corners)
+
+
+class NameIndex:
+    """Finds images by what lists and label files call them: any end of the path, with or without extension.
+
+    Args:
+        images: Their paths.
+    """
+
+    def __init__(self, images: Sequence[AnyPath]) -> None:
+        self._paths = ["/" + _normalize(os.fspath(path)).lstrip("/") for path in images]
+        self._common = len(posixpath.commonpath([posixpath.dirname(path) for path in self._paths] or ["/"]))
+        self._numbers: dict[str, list[int]] = defaultdict(list)
+        self._tails: dict[str, dict[str, list[int]]] = {}  # for names that many images have
+        for number, path in enumerate(self._paths):
+            name = posixpath.basename(path)
+            for key in {name, posixpath.splitext(name)[0]}:
+                self._numbers[key].append(number)
+
+    def find(self, name: str, split: str | None = None) -> int:
+        """Number of the image of a name.
+
+        Args:
+            name: `a`, `a.jpg`, `train/a.jpg`, `./images/train/a.jpg` or a whole path; accents in any composition.
+            split: Chooses among images of one name in folders of several splits.
+
+        Raises:
+            DataError: There is none, or more than one.
+        """
+        target = "/" + posixpath.normpath(_normalize(name)).lstrip("/")
+        name_alone = posixpath.basename(target)
+        known: Sequence[int] = self._numbers.get(name_alone, ())
+        if len(known) > _FEW:
+            known = self._find_tail(name_alone, target, known)
+        found = [n for n in known if target in (self._paths[n][-len(target) :], self._stem(n)[-len(target) :])]
+        if len(found) > 1:
+            found = [n for n in found if split and self._split(n) == split] or found
+        if not found:
+            raise DataError(f"no image is named {escape(name)!r}")
+        if len(found) > 1:
+            raise DataError(f"{len(found)} images are named {escape(name)!r}; name them with their folder")
+        return found[0]
+
+    def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of many images of one name whose path ends so, by a table instead of one look at each."""
+        if name not in self._tails:
+            tails = self._tails[name] = defaultdict(list)
+            for number in numbers:
+                for path in {self._paths[number], self._stem(number)}:
+                    for place in [place for place, letter in enumerate(path) if letter == "/"]:
+                        tails[path[place:]].append(number)
+        return self._tails[name].get(target, ())
+
+    def _stem(self, number: int) -> str:
+        return posixpath.splitext(self._paths[number])[0]
+
+    def _split(self, number: int) -> str | None:
+        return find_split(posixpath.dirname(self._paths[number])[self._common :])
+
+
+class _LabelWalk(FolderWalk):
+    """A walk that keeps files of one extension instead of images."""
+
+    def __init__(self, root: Path, suffix: str, folders: Sequence[str], *, allow_outside: bool) -> None:
+        super().__init__(root, [f"**/{name}/**/*{suffix}" for name in folders], allow_outside=allow_outside)
+
+    def _is_wanted(self, name: str, relative: str) -> bool:
+        return name != "classes.txt" and self._matches(relative) is not None  # LabelImg writes that one beside labels
+
+
+def match_label_files(
+    root: Path, index: NameIndex, suffix: str, parents: Sequence[str], *, allow_outside: bool
+) -> tuple[dict[int, Path], Problems]:
+    """Find the files of one extension in folders of some names, and the images they belong to.
+
+    Returns:
+        The label file of each image that has one, and what is wrong with the other files.
+
+    Raises:
+        DataError: A link leads nowhere or, unless allowed, out of the root.
+    """
+    walk = _LabelWalk(root, suffix, parents, allow_outside=allow_outside)
+    names = sorted(walk.run())
+    walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
+    files: dict[int, Path] = {}
+    problems = Problems()
+    for row, name in enumerate(names, 1):
+        try:
+            number = _find_labelled(index, name.removesuffix(suffix), parents)
+            if (first := files.setdefault(number, root / name)) != root / name:
+                raise DataError(f"labels the same image as {show_path(first)}")
+        except DataError as error:
+            problems.add(root / name, f"label file {row} of {len(names)}: {error}")
+    return files, problems
+
+
+def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
+    """The image of a label file: in the folder of the same name below ``images``, or of that name anywhere."""
+    parts = name.split("/")
+    last = max(place for place, part in enumerate(parts[:-1]) if part in parents)
+    try:
+        return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
+    except DataError:
+        return index.find("/".join(parts[last + 1 :]))
+
+
+def read_voc_labels(
+    images: Sequence[AnyPath],
+    sizes_px: NDArray[np.int64],
+    files: Sequence[AnyPath | None],
+    *,
+    classes: Sequence[str] | None = None,
+    difficult: bool = True,
+    on_bad: OnBad = "error",
+) -> LabelTable:
+    """Read one XML file for each image.
+
+    Pixels count from 1 and ``xmax``, ``ymax`` belong to the box, as the VOC development kit measures it
+    (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 = xmax / width, and a box from 1 to
+    the width of the image covers it; detectron2 ``data/datasets/pascal_voc.py`` reads it the same way. A box with
+    ``xmin == xmax`` is one pixel wide.
+
+    Args:
+        images: Their paths.
+        sizes_px: [I, 2] (height, width) of the images.
+        files: The XML file of each image; None for an image without boxes.
+        classes: Names of the classes; by default those that occur, sorted.
+        difficult: Keep objects that are marked as difficult.
+        on_bad: ``skip`` leaves bad objects out and lists them. Files that cannot be read or that state another size
+            than their image has stay an error.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        DataError: Lists what is wrong with any object of any file.
+    """
+    collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
+    roots: list[Element | None] = [None] * len(images)
+    for image, path in enumerate(files):
+        if path is not None:
+            try:
+                roots[image] = _read_annotation(path)
+            except DataError as error:
+                collector.problems.add(path, str(error))
+    names = _collect_names(roots) if classes is None else check_classes(classes)
+    numbers = {name: number for number, name in enumerate(names)}
+    for image, (image_path, path, root) in enumerate(zip(images, files, roots, strict=True)):
+        if path is None or root is None:
+            continue
+        collector.start_file(path)
+        if message := _compare_sizes(root, path, image_path, sizes_px[image]):
+            collector.problems.add(path, message)
+        for place, item in enumerate(root.iterfind("object"), 1):
+            if difficult or _read_text(item, "difficult") != "1":
+                _read_object(collector, image, place, item, numbers)
+    if not names:
+        collector.problems.add("classes", "no file names one; give classes=")
+    return collector.finish(names)
+
+
+def _read_annotation(path: AnyPath) -> "Element":
+    from xml.etree.ElementTree import ParseError, fromstring
+
+    with open_source(path) as stream:
+        if (size_bytes := Path(path).stat().st_size) > MAX_XML_BYTES:
+            raise DataError(f"{size_bytes} bytes, more than the {MAX_XML_BYTES} allowed for labels of one image")
+        data = read_whole(stream)
+        # Entities, which can unpack to any size or name other files, are declared there. Without the zero bytes the
+        # word shows in UTF-16 too.
+        if b"<!DOCTYPE" in data.replace(b"\0", b""):
+            raise DataError("holds a <!DOCTYPE>, which labels have no use for; remove it")
+        try:
+            root = fromstring(data)
+        except ParseError as error:
+            raise DataError(f"damaged XML: {error}") from error
+        if root.tag != "annotation":
+            raise DataError(f"starts with <{escape(root.tag)}>; a VOC file starts with <annotation>")
+        return root
+
+
+def _collect_names(roots: "Sequence[Element | None]") -> tuple[str, ...]:
+    found = {_read_text(item, "name") for root in roots if root is not None for item in root.iterfind("object")}
+    return tuple(sorted(found - {""}))
+
+
+def _compare_sizes(root: "Element", path: AnyPath, image_path: AnyPath, size_px: NDArray[np.int64]) -> str:
+    """How the stated size differs from the image's; nothing if it does not, or none is stated."""
+    if root.find("size") is None:
+        return ""
+    texts = _read_text(root, "size/height"), _read_text(root, "size/width")
+    if not all(text.isdecimal() and len(text) < 10 for text in texts):
+        return f"<size> states height {escape(texts[0])!r} and width {escape(texts[1])!r}; whole numbers are allowed"
+    stated, actual = (int(texts[0]), int(texts[1])), (int(size_px[0]), int(size_px[1]))
+    return "" if stated == actual else describe_size_mismatch((path, image_path), (stated, actual))
+
+
+def _read_object(collector: BoxCollector, image: int, place: int, item: "Element", numbers: dict[str, int]) -> None:
+    name, texts = _read_text(item, "name"), [_read_text(item, f"bndbox/{side}") for side in _SIDES]
+    wrong = [
+        f"{side}={escape(text)!r}" for side, text in zip(_SIDES, texts, strict=True) if not _NUMBER.fullmatch(text)
+    ]
+    if name not in numbers:
+        allowed = ", ".join(map(show_path, numbers))
+        collector.reject(place, f"class {escape(name)!r} is not allowed; allowed are {allowed}")
+    elif wrong:
+        collector.reject(place, f"<bndbox> holds {', '.join(wrong)}; each must be a number of pixels")
+    else:
+        collector.add(image, place, numbers[name], [float(text) for text in texts])
+
+
+def _read_text(item: "Element", path: str) -> str:
+    return (item.findtext(path) or "").strip()
+
+
+def _normalize(name: str) -> str:
+    return unicodedata.normalize("NFC", name.replace("\\", "/"))  # lists written on Windows

@@ -1,0 +1,257 @@
+"""Labels as YOLO text: ``class cx cy w h`` in shares of the image, one box a line, one file an image."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.detection.labels import AnyPath, BoxCollector, BoxForm, Floats, LabelTable, check_classes
+from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.splits import SPLITS
+from lit_data.errors import ConfigError, DataError, Problems, escape
+from lit_data.io.discovery import check_inside
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.source import naming, open_source, read_whole
+
+_NUMBER: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"  # never tried twice
+_IS_NUMBER: Final = re.compile(_NUMBER)
+_LINE: Final = re.compile(r"([0-9]{1,9})(?:\.0*)?" + rf"[ \t]+({_NUMBER})" * 4)
+_LARGEST_SHARE: Final = 2.0  # above it a number is in pixels; between 1 and it a box merely lies outside
+
+
+def _find_pixels(boxes: Floats) -> NDArray[np.bool_]:
+    return np.asarray((np.abs(boxes) > _LARGEST_SHARE).any(1))
+
+
+def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
+    del sizes_px  # shares already
+    return np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
+
+
+_FORM: Final = BoxForm("YOLO text", "line {}", ("shares of the image", "pixels"), _find_pixels, _find_corners)
+
+
+def read_yolo_labels(
+    images: Sequence[AnyPath],
+    sizes_px: NDArray[np.int64],
+    files: Sequence[AnyPath | None],
+    *,
+    classes: Sequence[str],
+    on_bad: OnBad = "error",
+) -> LabelTable:
+    """Read one text file for each image.
+
+    Blank lines, a byte order mark and any kind of line end are accepted; a class may be written ``1.0``.
+
+    Args:
+        images: Their paths.
+        sizes_px: [I, 2] (height, width) of the images.
+        files: The label file of each image; None, or an empty file, for an image without boxes.
+        classes: Names of the classes.
+        on_bad: ``skip`` leaves bad lines out and lists them. Pixels among shares stay an error.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        DataError: Lists what is wrong with any line of any file.
+    """
+    classes, collector = check_classes(classes), BoxCollector(_FORM, sizes_px, on_bad=on_bad)
+    for image, (_, path) in enumerate(zip(images, files, strict=True)):
+        if path is None:
+            continue
+        try:
+            lines = read_lines(path)
+        except DataError as error:
+            collector.problems.add(path, str(error))
+            continue
+        collector.start_file(path)
+        for place, line in enumerate(lines, 1):
+            if line:
+                _read_line(collector, image, place, line, classes)
+    return collector.finish(classes)
+
+
+def read_lines(path: AnyPath) -> list[str]:
+    """The lines of a UTF-8 text file without the spaces around them; an empty file has none.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    with naming(path):
+        if Path(path).is_file() and Path(path).stat().st_size == 0:
+            return []
+    with open_source(path) as stream:
+        text = read_whole(stream).decode("utf-8-sig")
+    # str.splitlines would also split at characters that names may hold
+    return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+
+
+@dataclass(frozen=True, slots=True)
+class DataYaml:
+    """What a ``data.yaml`` says.
+
+    Args:
+        classes: Names of the classes; empty if it names none.
+        folder: ``path``, relative to the file's folder.
+        splits: For each of train, val, test its folders and list files, relative to `folder`; those it names only.
+    """
+
+    classes: tuple[str, ...]
+    folder: str
+    splits: Mapping[str, tuple[str, ...]]
+
+
+def read_data_yaml(path: AnyPath) -> DataYaml:
+    """Read the file that Ultralytics describes a set with (docs.ultralytics.com/datasets/detect).
+
+    Args:
+        path: A YAML file with ``names`` as a list or by number, ``nc``, ``path``, ``train``, ``val``, ``test``.
+
+    Raises:
+        DataError: It is not that; ``nc`` and ``names`` disagree.
+    """
+    import yaml
+
+    with open_source(path) as stream:
+        content = yaml.safe_load(read_whole(stream))
+        if not isinstance(content, dict):
+            raise DataError("must hold keys such as names, train and val")
+        classes = _read_names(content.get("names"), content.get("nc"))
+        folder = content.get("path") or "."
+        if not isinstance(folder, str):
+            raise DataError(f"path must be the name of a folder, found {type(folder).__name__}")
+        return DataYaml(classes, folder, {key: _read_entry(key, content[key]) for key in SPLITS if content.get(key)})
+
+
+def read_class_names(root: Path) -> tuple[str, ...]:
+    """The names, one a line, of ``classes.txt`` in the root or, where LabelImg writes it, in ``labels``; else none.
+
+    Raises:
+        DataError: It cannot be read, names none, or names one twice.
+    """
+    for path in (root / "classes.txt", root / "labels" / "classes.txt"):
+        if path.is_file():
+            with naming(path):
+                return _name_classes([line for line in read_lines(path) if line])
+    return ()
+
+
+def read_splits(
+    folders: Sequence[Path],
+    entries: Mapping[str, Sequence[str]],
+    names: Sequence[str],
+    index: NameIndex,
+    *,
+    allow_outside: bool,
+) -> dict[str, list[int]]:
+    """Find the images of each split.
+
+    Args:
+        folders: What entries are relative to, the first that has one; the last is the root of the set.
+        entries: For each split its folders of images, and list files with a path, a name or a stem in each row.
+        names: All images, relative to the root.
+        index: Of the images.
+        allow_outside: Follow links that lead out of the root.
+
+    Raises:
+        DataError: Lists all rows without an image, images that are listed twice, and files that are missing.
+    """
+    problems, seen, root = Problems(), dict[int, str](), folders[-1]
+    splits: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for split, entry in ((key, entry) for key in SPLITS for entry in entries.get(key, ())):
+        path = _find_entry(folders, entry)
+        if path and not allow_outside:
+            check_inside(path, root)
+        rows = _list_rows(path, root, names) if path else []
+        if not any(rows):
+            problems.add(root / entry, f"{split} is no list file with rows, and no folder with images of the set")
+        for row, name in enumerate(rows, 1):
+            if not name:
+                continue
+            try:
+                number = index.find(name)
+            except DataError as error:
+                problems.add(root / entry, f"line {row} of {len(rows)}: {error} among {len(names)} images")
+                continue
+            if number in seen:
+                problems.add(root / entry, f"line {row}: {escape(name)} is listed already, in {seen[number]}")
+            seen.setdefault(number, f"{entry}, line {row}")
+            splits[split].append(number)
+    problems.raise_if_any(f"{len(problems)} problems with the lists of splits")
+    return splits
+
+
+def _find_entry(folders: Sequence[Path], entry: str) -> Path | None:
+    """The first that lies below the last folder; ``../`` may be too much, as in sets that Roboflow writes."""
+    texts = (entry, entry.removeprefix("../"))
+    paths = (Path(os.path.normpath(folder / text)) for folder in folders for text in texts)
+    return next((path for path in paths if path.exists() and path.is_relative_to(folders[-1])), None)
+
+
+def _list_rows(path: Path, root: Path, names: Sequence[str]) -> list[str]:
+    if not path.is_dir():
+        return read_lines(path)
+    return [str(root / name) for name in names if (root / name).is_relative_to(path)]
+
+
+def _read_names(names: object, count: object) -> tuple[str, ...]:
+    """The names of classes; values that are no text are never shown, since aliases of YAML can make these huge."""
+    if isinstance(names, dict):
+        if set(names) != set(range(len(names))):
+            raise DataError(f"names must have the keys 0 to {len(names) - 1}, one for each class")
+        names = [names[number] for number in range(len(names))]
+    if names and not (isinstance(names, list) and all(type(name) in (str, int) for name in names)):
+        raise DataError("names must be a list of names, or a name for each number; put names such as 'yes' in quotes")
+    classes = _name_classes([str(name) for name in names]) if isinstance(names, list) and names else ()
+    if classes and count is not None and (type(count) is not int or count != len(classes)):
+        found = count if isinstance(count, int) else type(count).__name__
+        raise DataError(f"nc is {found}, but names holds {len(classes)}; make them agree")
+    return classes
+
+
+def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return check_classes(names)
+    except ConfigError as error:
+        raise DataError(str(error)) from None
+
+
+def _read_entry(key: str, entry: object) -> tuple[str, ...]:
+    parts = entry if isinstance(entry, list) else [entry]
+    if not all(isinstance(part, str) and part for part in parts):
+        raise DataError(f"{key} must be the name of a folder or list file, or a list of these")
+    return tuple(parts)
+
+
+def _read_line(collector: BoxCollector, image: int, place: int, line: str, classes: Sequence[str]) -> None:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        collector.reject(place, _explain(line, len(classes)))
+    elif (number := int(match[1])) >= len(classes):
+        collector.reject(place, _explain_class(match[1], len(classes)))
+    else:
+        collector.add(image, place, number, [float(value) for value in match.groups()[1:]])
+
+
+def _explain(line: str, classes: int) -> str:
+    """Why a line is no box."""
+    if ";" in line or "," in line:
+        return f"{_quote(line)} holds ';' or ','; columns are parted by spaces, decimals by a point"
+    columns = line.split()
+    if len(columns) != 5:
+        hint = {4: f"; is the class missing, 0 to {classes - 1}?"}.get(len(columns), "; polygons, confidences are none")
+        return f"{_quote(line)} has {len(columns)} columns; a box has 5: class cx cy w h{hint}"
+    wrong = [column for column in columns[1:] if not _IS_NUMBER.fullmatch(column)]
+    return f"{_quote(wrong[0])} is no finite number" if wrong else _explain_class(columns[0], classes)
+
+
+def _explain_class(text: str, classes: int) -> str:
+    return f"class {_quote(text)} is not allowed; it must be a whole number from 0 to {classes - 1} ({classes} classes)"
+
+
+def _quote(text: str) -> str:
+    return repr(escape(text[:80]))

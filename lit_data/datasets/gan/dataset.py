@@ -1,0 +1,173 @@
+"""`GANDataset`: images for generative models, with labels, and with poses where objects are seen from several sides."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.checks import check_choice
+from lit_data.datasets.gan.table import Ints, SampleTable
+from lit_data.datasets.patch_source import GridPatches, RandomPatches, cut_patch
+from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.grid import pair_px
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.store.shared_arrays import share_state
+from lit_data.io.store.store import DecodedStore
+from lit_data.types import Array, FieldSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Cut = Literal["whole", "random", "grid"]
+"""Samples are whole images or views, patches of them at random places, or those of a grid."""
+
+_FIXED: Final = ("bank", "table", "samples", "_patches")
+
+
+class GANDataset:
+    """Images of one split; map-style, and writes many samples at once.
+
+    A sample is a dict:
+
+    - ``image`` [C, h, w]: pixels as they are stored;
+    - ``label`` int64: class, view or object, 0 without labels;
+    - ``view``, ``object`` int64 and ``pose`` [2] float32, azimuth and elevation in rad: only where objects have views;
+    - ``index`` int64: number of the sample among those of *all* images, of which its random stream is made;
+    - ``image_index`` int64: number of the image in the bank;
+    - ``epoch`` int64: the epoch it was read for.
+
+    Args:
+        bank: Decoded images [C, h, w]; of `image_px` each, or sheets of `table.tiles` times `table.tiles` of them.
+            Those that patches are cut from may have any size, smaller ones are mirrored on.
+        table: Which samples the bank holds.
+        samples: Numbers of this split's samples in the table; all of them by default.
+        image_px: Size of a sample, one number or (height, width).
+        cut: See `Cut`.
+        samples_per_image: Patches of each image in an epoch, for ``cut="random"``.
+        seed: Seed of the places of patches.
+
+    Raises:
+        ConfigError: Patches are wanted of images with views, or a number is not allowed.
+        DataError: Images have another size.
+    """
+
+    def __init__(
+        self,
+        bank: ImageBank,
+        table: SampleTable,
+        *,
+        samples: Ints | None = None,
+        image_px: int | tuple[int, int] = 64,
+        cut: Cut = "whole",
+        samples_per_image: int = 16,
+        seed: int = 0,
+    ) -> None:
+        self.bank, self.table, self.image_px = bank, table, pair_px("image_px", image_px)
+        self.samples = np.arange(len(table.images)) if samples is None else np.ascontiguousarray(samples, np.int64)
+        self._patches: RandomPatches | GridPatches | None = None
+        self._check(cut)
+        if cut == "random":
+            self._patches = RandomPatches(bank, table.images[self.samples], samples_per_image, seed)
+        elif cut == "grid":
+            self._patches = GridPatches(bank, table.images[self.samples], self.image_px, self.image_px)
+        self.epoch = 0
+        self.fields: Mapping[str, FieldSpec] = self._describe()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Samples read by `__getitem__` are those of this epoch from now on."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.samples if self._patches is None else self._patches)
+
+    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
+        import torch
+
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.zeros((1, *field.shape), field.dtype) for name, field in self.fields.items()}
+        self.write_into(rows, np.array([index]), self.epoch)
+        return {name: torch.from_numpy(array)[0] for name, array in rows.items()}
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        """Write samples into the rows of a batch, without a copy in between.
+
+        Args:
+            rows: For each key of `fields` an array [M, ...].
+            indices: [M] sample numbers in this split.
+            epoch: The epoch they are read for.
+        """
+        samples = self._write_pixels(rows, indices, epoch)
+        rows["image_index"][:], rows["epoch"][:] = self.table.images[samples], epoch
+        rows["label"][:] = self.table.label[samples]
+        if self.table.poses is not None:
+            view = self.table.view[samples]
+            rows["view"][:], rows["object"][:] = view, self.table.object[samples]
+            rows["pose"][:] = self.table.poses[view]
+
+    def views_of(self, number: int) -> Array:
+        """All views of one object, as they are stored: [V, C, h, w]."""
+        samples = np.flatnonzero(self.table.object == number)
+        return np.stack([self._whole(sample) for sample in samples.tolist()])
+
+    def describe_sample(self, index: int) -> str:
+        """Name one sample of this split for a message, by its file and place."""
+        if self._patches is None:
+            sample = int(self.samples[index])
+            view = f", view {self.table.view[sample]}" if self.table.poses is not None else ""
+            return show_path(self.bank.name(int(self.table.images[sample]))) + view
+        places = self._patches.locate(np.array([index]), self.epoch, self.image_px)
+        y, x = places.position[0].tolist()
+        return f"{show_path(self.bank.name(int(places.image[0])))}, patch at (y {y}, x {x}) px"
+
+    def check_sources(self) -> None:
+        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
+
+        Raises:
+            StoreCorruptError: It was.
+        """
+        if isinstance(self.bank, DecodedStore):
+            self.bank.check_size()
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return share_state(self, _FIXED)
+
+    def _write_pixels(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> Ints:
+        """Write images and their numbers, and return which rows of the table they are."""
+        if self._patches is None:
+            samples = rows["index"][:] = self.samples[indices]
+            for sample, row in zip(samples.tolist(), rows["image"], strict=True):
+                row[...] = self._whole(sample)
+            return samples
+        places = self._patches.locate(indices, epoch, self.image_px)
+        rows["index"][:] = places.index
+        for image, (y, x), row in zip(places.image.tolist(), places.position.tolist(), rows["image"], strict=True):
+            row[...] = cut_patch(self.bank[image], y, x, row.shape[1:])
+        return self.samples[places.split_image]
+
+    def _whole(self, sample: int) -> Array:
+        """A view of the pixels of one row of the table: [C, h, w]."""
+        image, (height, width) = self.bank[int(self.table.images[sample])], self.image_px
+        row, column = divmod(int(self.table.view[sample]), self.table.tiles) if self.table.tiles > 1 else (0, 0)
+        return image[:, row * height : (row + 1) * height, column * width : (column + 1) * width]
+
+    def _describe(self) -> dict[str, FieldSpec]:
+        fields = {"image": FieldSpec((self.bank.channels, *self.image_px), self.bank.dtype.name)}
+        names = ["label", "index", "image_index", "epoch"]
+        if self.table.poses is not None:
+            names += ["view", "object"]
+            fields["pose"] = FieldSpec((2,), "float32")
+        return fields | {name: FieldSpec((), "int64") for name in names}
+
+    def _check(self, cut: Cut) -> None:
+        check_choice("cut", cut, get_args(Cut))
+        if cut != "whole":
+            if self.table.poses is not None:
+                raise ConfigError("patches of images with views would have no pose: leave the views or the patches out")
+            return
+        found = np.stack((self.bank.heights_px, self.bank.widths_px), axis=1)
+        wrong = np.flatnonzero((found != np.array(self.image_px) * self.table.tiles).any(1)).tolist()
+        if wrong:
+            names = "\n  ".join(show_path(self.bank.name(number)) for number in wrong[:100])
+            raise DataError(f"{len(wrong)} images are not of {list(self.image_px)} px for each view:\n  {names}")

@@ -1,0 +1,207 @@
+"""`StripeDataset`: patches of inspection images, cut from decoded pixels."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.patch_source import cut_patch
+from lit_data.datasets.stripes.drawn import DefectWriter
+from lit_data.errors import DataError, show_path
+from lit_data.grid import PatchGrid
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.store.shared_arrays import share_state
+from lit_data.io.store.store import DecodedStore
+from lit_data.types import Array, FieldSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_FIXED: Final = ("bank", "grid", "masks", "images", "_ends", "_shifts")
+
+
+class StripeDataset:
+    """Patches of the images of one split; map-style, and writes many samples at once.
+
+    A sample is a dict:
+
+    - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
+    - ``mask`` [1, h, w] uint8 in {0, 1}: only with `masks` or `defects`;
+    - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the split, so that a
+      sample's random stream does not depend on the split;
+    - ``image_index`` int64: number of the image in the bank;
+    - ``position`` [2] int64: (y, x) of the patch in the image, px;
+    - ``epoch`` int64: the epoch it was read for.
+
+    Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask, ``mask_index`` int64: enough
+    to cut the patch elsewhere, see `lit_data.datasets.stripes.device_bank`.
+
+    A pickled copy shares the arrays of a large set with this one, see `lit_data.io.store.shared_arrays.SharedState`.
+
+    Args:
+        bank: Decoded images.
+        grid: The patches of all images of the bank.
+        images: Numbers of this split's images; all of them by default.
+        masks: Decoded masks of this split's images in the same order, [1, H, W] uint8 each.
+        pixels: Whether samples hold pixels, or only say where they are.
+        defects: Drawn into the patches as they are written, for images of an integer dtype without real masks.
+        margin_px: Pixels (above and below, left and right) that every patch is read larger by, for augmentation to
+            move in; `position` stays that of the patch.
+
+    Raises:
+        DataError: A mask is missing, or its size is not its image's.
+    """
+
+    def __init__(
+        self,
+        bank: ImageBank,
+        grid: PatchGrid,
+        *,
+        images: Sequence[int] | NDArray[np.int64] | None = None,
+        masks: ImageBank | None = None,
+        pixels: bool = True,
+        defects: DefectWriter | None = None,
+        margin_px: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.bank, self.grid, self.masks, self.pixels, self.defects = bank, grid, masks, pixels, defects
+        self.margin_px = margin_px
+        self.images = np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
+        counts = grid.rows * grid.columns
+        self._ends = np.cumsum(counts[self.images])
+        self._shifts = np.cumsum(counts)[self.images] - self._ends
+        self.epoch = 0
+        if masks is not None:
+            self._check_masks(masks)
+        self.fields: Mapping[str, FieldSpec] = self._describe()
+
+    @property
+    def read_px(self) -> tuple[int, int]:
+        """(h, w) of a patch with its margin."""
+        (height, width), (above, left) = self.grid.patch_px, self.margin_px
+        return height + 2 * above, width + 2 * left
+
+    def set_epoch(self, epoch: int) -> None:
+        """Stamp samples read by `__getitem__` with this epoch from now on."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
+        """Several samples at once, which torch's DataLoader asks for where it can."""
+        import torch
+
+        for index in indices:
+            if not 0 <= index < len(self):
+                raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in self.fields.items()}
+        self.write_into(rows, np.array(indices, dtype=np.int64), self.epoch)
+        tensors = {name: torch.from_numpy(array) for name, array in rows.items()}
+        return [{name: tensor[row] for name, tensor in tensors.items()} for row in range(len(indices))]
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        """Write samples into the rows of a batch, without a copy in between.
+
+        Args:
+            rows: For each key of `fields`, an array [M, ...].
+            indices: [M] sample numbers in this split.
+            epoch: The epoch they are read for.
+        """
+        split_image, index, image, y, x = self._locate(indices)
+        rows["index"][:], rows["image_index"][:], rows["epoch"][:] = index, image, epoch
+        rows["position"][:, 0], rows["position"][:, 1] = y, x
+        if self.pixels:
+            y, x = y - self.margin_px[0], x - self.margin_px[1]
+            _cut_patches(self.bank, image, y, x, rows["image"])
+            if self.masks is not None:
+                _cut_patches(self.masks, split_image, y, x, rows["mask"])
+            elif self.defects is not None:
+                self.defects.write_into(rows["image"], rows["mask"], index, epoch)
+        elif self.masks is not None:
+            rows["mask_index"][:] = split_image
+
+    def cut(self, images: NDArray[np.int64], positions: NDArray[np.int64]) -> Array:
+        """Pixels of patches as they are stored, without defects.
+
+        Args:
+            images: [M] numbers of images of the bank.
+            positions: [M, 2] (y, x) px.
+
+        Returns:
+            [M, C, h, w], dtype of the bank, with their margins.
+        """
+        patches = np.empty((len(images), self.bank.channels, *self.read_px), self.bank.dtype)
+        y, x = (positions - self.margin_px).T
+        _cut_patches(self.bank, images, y, x, patches)
+        return patches
+
+    def describe_sample(self, index: int) -> str:
+        """Name one sample of this split for a message, by its file and place."""
+        _, _, image, y, x = self._locate(np.array([index]))
+        return f"{show_path(self.bank.name(int(image[0])))}, patch at (y {y[0]}, x {x[0]}) px"
+
+    def check_sources(self) -> None:
+        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
+
+        Raises:
+            StoreCorruptError: It was.
+        """
+        for bank in (self.bank, self.masks):
+            if isinstance(bank, DecodedStore):
+                bank.check_size()
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return share_state(self, _FIXED)
+
+    def _locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Number of the image in the split, of the patch and of the image in the whole set, y and x."""
+        split_image = np.searchsorted(self._ends, indices, side="right")
+        index = self._shifts[split_image] + indices
+        return split_image, index, *self.grid.locate(index)
+
+    def _describe(self) -> dict[str, FieldSpec]:
+        height, width = self.read_px
+        fields = {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))} if self.pixels else {}
+        if self.masks is not None or self.defects is not None:
+            mask = {"mask": FieldSpec((1, height, width), "uint8")}
+            fields |= mask if self.pixels else {"mask_index": FieldSpec((), "int64")}
+        numbers: dict[str, tuple[int, ...]] = {"index": (), "image_index": (), "position": (2,), "epoch": ()}
+        return fields | {name: FieldSpec(shape, "int64") for name, shape in numbers.items()}
+
+    def _check_masks(self, masks: ImageBank) -> None:
+        if len(masks) != len(self.images):
+            raise DataError(f"{len(masks)} masks for {len(self.images)} images: give one mask for each image")
+        wrong = np.flatnonzero(
+            (masks.heights_px != self.bank.heights_px[self.images])
+            | (masks.widths_px != self.bank.widths_px[self.images])
+        )
+        if wrong.size:
+            lines = "\n".join(f"  {self._compare_sizes(masks, number)}" for number in wrong[:100].tolist())
+            raise DataError(f"{wrong.size} masks differ in size from their image (height x width px):\n{lines}")
+
+    def _compare_sizes(self, masks: ImageBank, number: int) -> str:
+        image = int(self.images[number])
+        mask_size = (int(masks.heights_px[number]), int(masks.widths_px[number]))
+        image_size = (int(self.bank.heights_px[image]), int(self.bank.widths_px[image]))
+        turned = " (turned by 90 degrees?)" if mask_size == image_size[::-1] else ""
+        return (
+            f"{masks.name(number)}: {mask_size[0]} x {mask_size[1]}, "
+            f"{self.bank.name(image)}: {image_size[0]} x {image_size[1]}{turned}"
+        )
+
+
+def _cut_patches(
+    bank: ImageBank, images: NDArray[np.int64], tops_px: NDArray[np.int64], lefts_px: NDArray[np.int64], rows: Array
+) -> None:
+    size_px = rows.shape[2:]
+    places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
+    patches = (cut_patch(bank[image], top, left, size_px) for image, top, left in places)
+    if isinstance(bank, DecodedStore):
+        np.concatenate(list(patches), out=rows.reshape(-1, *size_px))
+        return
+    for row, patch in zip(rows, patches, strict=True):  # one by one: each keeps a whole decoded image in memory
+        row[...] = patch

@@ -1,0 +1,153 @@
+"""Decoded pixels on the device: batches cross the bus as numbers, and patches are cut where they are used."""
+
+import warnings
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import psutil
+import torch
+from rich.filesize import decimal
+from torch import Tensor
+
+from lit_data.datasets.stripes.dataset import StripeDataset
+from lit_data.devices import constant
+from lit_data.errors import ConfigError
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.progress import track
+from lit_data.io.store.header import PIXELS_NAME, map_file
+from lit_data.io.store.store import DecodedStore
+from lit_data.types import Batch
+
+CHUNK_BYTES: Final = 2**26
+_KEPT_SHARE: Final = 0.25
+"""Share of the free memory that is left to the model, its gradients and the batches."""
+
+
+class DeviceBank:
+    """The images of a store on one device, as one flat tensor.
+
+    The host's own memory is not filled: there the pixel file is mapped, as by the store itself.
+
+    Args:
+        store: Decoded images.
+        device: Where they go.
+
+    Raises:
+        ConfigError: They do not fit there.
+        StoreError: The pixel file is gone.
+    """
+
+    def __init__(self, store: DecodedStore, device: torch.device) -> None:
+        self._dtype: torch.dtype = getattr(torch, store.dtype.name)
+        areas_px = store.heights_px * store.widths_px
+        firsts = (np.cumsum(areas_px) - areas_px) * store.channels
+        # A validation may come first, and what is made in inference mode is of no use to training.
+        with torch.inference_mode(mode=False):
+            pixels = _map_pixels(store)
+            self._pixels = pixels if device.type == "cpu" else upload(pixels, device)
+            self._images = torch.from_numpy(np.stack([firsts, store.heights_px, store.widths_px])).to(device)
+            self._channels = torch.arange(store.channels, device=device)
+
+    def cut(self, images: Tensor, positions: Tensor, patch_px: tuple[int, int]) -> Tensor:
+        """Cut patches; past its edges an image is mirrored without its edge row.
+
+        Args:
+            images: [B] int64, numbers of images, on the device.
+            positions: [B, 2] int64, (y, x) of each patch, on the device.
+            patch_px: (h, w) of all patches.
+
+        Returns:
+            [B, C, h, w], dtype of the store.
+        """
+        firsts, heights_px, widths_px = self._images[:, images, None]
+        rows = _mirror(positions[:, :1], patch_px[0], heights_px)
+        columns = _mirror(positions[:, 1:], patch_px[1], widths_px)
+        planes = firsts + self._channels * heights_px * widths_px
+        lines = planes[:, :, None] + (rows * widths_px)[:, None]
+        return self._pixels[lines[..., None] + columns[:, None, None]].view(self._dtype)
+
+
+class DevicePatches:
+    """Adds to batches of `StripeDataset(..., pixels=False)` what they leave out, on the device where they are.
+
+    A store goes to a device at the first batch that needs it there, and stays. A pickled copy begins with none.
+    """
+
+    def __init__(self) -> None:
+        self._banks: dict[tuple[Path, torch.device], DeviceBank] = {}
+
+    def __reduce__(self) -> tuple[type["DevicePatches"], tuple[()]]:
+        return type(self), ()
+
+    def fill(self, batch: Batch, dataset: StripeDataset) -> Batch:
+        """Add ``image``, and ``mask`` where the dataset has masks; equal to what it would have written itself.
+
+        Args:
+            batch: A batch of the dataset.
+            dataset: It reads from stores.
+
+        Raises:
+            ConfigError: The pixels do not fit on the device, or are not in a store.
+        """
+        positions = batch["position"] - constant(dataset.margin_px, batch["position"].device, torch.int64)
+        patch_px = dataset.read_px
+        images = self._find(dataset.bank, positions.device)
+        filled = batch | {"image": images.cut(batch["image_index"], positions, patch_px)}
+        if dataset.masks is not None:
+            masks = self._find(dataset.masks, positions.device)
+            filled["mask"] = masks.cut(batch["mask_index"], positions, patch_px)
+        return filled
+
+    def _find(self, bank: ImageBank, device: torch.device) -> DeviceBank:
+        if not isinstance(bank, DecodedStore):
+            raise ConfigError(f"only a decoded store can go to the device, this is {type(bank).__name__}")
+        key = (bank.path, device)
+        if key not in self._banks:
+            self._banks[key] = DeviceBank(bank, device)
+        return self._banks[key]
+
+
+def find_free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device; devices that are not CUDA's share that of the host."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def upload(pixels: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device in pieces, so that the host never holds a second copy.
+
+    Args:
+        pixels: [N].
+        device: Where to.
+
+    Raises:
+        ConfigError: They do not fit, with a quarter of the free memory left for training.
+    """
+    needed_bytes, free_bytes = pixels.nbytes, find_free_bytes(device)
+    if needed_bytes > free_bytes * (1 - _KEPT_SHARE):
+        raise ConfigError(
+            f"data.cache=device needs {decimal(needed_bytes)} for the decoded pixels on {device}, free are "
+            f"{decimal(free_bytes)}, a quarter of which is kept for training: set data.cache=store"
+        )
+    copy = torch.empty_like(pixels, device=device)
+    step = CHUNK_BYTES // pixels.itemsize
+    starts = range(0, len(pixels), step)
+    for start in track(starts, "pixels to the device", len(starts)):
+        copy[start : start + step].copy_(pixels[start : start + step])
+    return copy
+
+
+def _map_pixels(store: DecodedStore) -> Tensor:
+    """All pixels of a store: [N], a view of its file that must not be written to."""
+    # CUDA has few kernels for uint16; the bits are moved as int16.
+    dtype = torch.int16 if store.dtype.name == "uint16" else getattr(torch, store.dtype.name)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return torch.frombuffer(map_file(store.path / PIXELS_NAME, store.nbytes), dtype=dtype)
+
+
+def _mirror(starts: Tensor, length_px: int, limits_px: Tensor) -> Tensor:
+    index, last = starts + torch.arange(length_px, device=starts.device), limits_px - 1
+    return (last - (last - index.abs()).abs()).clamp(min=0)

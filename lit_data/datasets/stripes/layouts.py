@@ -1,0 +1,148 @@
+"""How target and references lie in files: the four layouts of a stripe set."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from lit_data.checks import check_choice
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.discovery import find_images
+from lit_data.io.images.decoders import ImageSource
+
+Layout = Literal["channels", "files", "pairs", "single"]
+ROLES: Final = ("target", "ref1", "ref2")
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRule:
+    """What a layout means.
+
+    Args:
+        roles: The files that make one image; empty where it is one file.
+        stored: Channels that the store holds for each image.
+        expand: For each of target, ref1, ref2 the stored channel that gives it.
+    """
+
+    roles: tuple[str, ...]
+    stored: int
+    expand: tuple[int, int, int]
+
+
+LAYOUTS: Final[Mapping[str, LayoutRule]] = {
+    "channels": LayoutRule((), 3, (0, 1, 2)),
+    "files": LayoutRule(ROLES, 3, (0, 1, 2)),
+    "pairs": LayoutRule(ROLES[:2], 2, (0, 1, 1)),
+    "single": LayoutRule((), 1, (0, 0, 0)),
+}
+
+
+def rule_of(layout: str) -> LayoutRule:
+    """The meaning of a layout.
+
+    Raises:
+        ConfigError: It is none of the four.
+    """
+    check_choice("layout", layout, get_args(Layout))
+    return LAYOUTS[layout]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceList:
+    """The images of a set.
+
+    Args:
+        sources: For each image its files.
+        names: For each image the path of its first file relative to the root, with forward slashes.
+    """
+
+    sources: tuple[ImageSource, ...]
+    names: tuple[str, ...]
+
+
+def list_sources(
+    root: Path,
+    layout: str,
+    *,
+    patterns: Sequence[str] = ("**/*",),
+    files: Mapping[str, str] | None = None,
+    exclude: Sequence[Path] = (),
+    allow_outside: bool = False,
+) -> SourceList:
+    """Find the images of a set.
+
+    Args:
+        root: Folder of the set.
+        layout: `channels`: one file holds target and references as channels. `files`: three files. `pairs`: two
+            files, the one reference serving as both. `single`: one grey texture stands for all three.
+        patterns: Globs below the root, for the layouts of one file.
+        files: For `files` and `pairs`: for each role a glob with one ``*``; files whose ``*`` matches the same text
+            belong together, for example ``{target: "*_a.tif", ref1: "*_b.tif", ref2: "*_c.tif"}``.
+        exclude: Folders below the root that hold something else, masks for instance.
+        allow_outside: Accept links that lead out of the root.
+
+    Returns:
+        The images in the order of their names.
+
+    Raises:
+        ConfigError: The layout is unknown, or `files` does not fit it.
+        DataError: The folder is missing or empty, or a file has no partner.
+    """
+    rule = rule_of(layout)
+    if not rule.roles:
+        found = find_images(root, patterns=tuple(patterns), allow_outside=allow_outside).paths
+        groups: list[tuple[Path, ...]] = [
+            (path,) for path in found if not any(path.is_relative_to(folder) for folder in exclude)
+        ]
+        if not groups:
+            raise DataError(describe_no_images(root, exclude))
+    else:
+        groups = _match_roles(root, rule.roles, _check_files(layout, rule.roles, files), allow_outside)
+    names = [Path(os.path.relpath(group[0], root)).as_posix() for group in groups]
+    return SourceList(tuple(ImageSource(tuple(map(str, group))) for group in groups), tuple(names))
+
+
+def describe_no_images(root: Path, masks: Sequence[Path]) -> str:
+    """What to say of a folder whose images all lie in its folder of masks."""
+    if any(root.is_relative_to(folder) for folder in masks):
+        return (
+            f"data.masks={masks[0]} is the folder of the images itself, so every file would count as a mask: move the "
+            f"masks into a folder of their own in {root}, with the names of their images, and name it in data.masks"
+        )
+    return f"no images in {root} but masks in {', '.join(map(str, masks))}: is data.root the right folder?"
+
+
+def _check_files(layout: str, roles: Sequence[str], files: Mapping[str, str] | None) -> Mapping[str, str]:
+    files = files or {}
+    if set(files) != set(roles) or any(pattern.count("*") != 1 for pattern in files.values()):
+        raise ConfigError(
+            f"layout={layout} needs files={{{', '.join(f'{role}: <glob with one *>' for role in roles)}}}, "
+            f"found {dict(files)}"
+        )
+    return files
+
+
+def _match_roles(
+    root: Path, roles: Sequence[str], files: Mapping[str, str], allow_outside: bool
+) -> list[tuple[Path, ...]]:
+    listing = find_images(root, patterns=tuple(files[role] for role in roles), allow_outside=allow_outside).paths
+    found = {role: _find_role(root, files[role], listing) for role in roles}
+    keys = sorted(set().union(*found.values()))
+    missing = [f"{role}: {files[role].replace('*', key)}" for key in keys for role in roles if key not in found[role]]
+    if missing:
+        raise DataError(
+            f"{len(missing)} files are missing in {root}, so that their images have no partner:\n  "
+            + "\n  ".join(missing[:100])
+        )
+    return [tuple(found[role][key] for role in roles) for key in keys]
+
+
+def _find_role(root: Path, pattern: str, paths: Sequence[Path]) -> dict[str, Path]:
+    """The files of one role by the text that ``*`` stands for."""
+    before, after = pattern.split("*")
+    names = {Path(os.path.relpath(path, root)).as_posix(): path for path in paths}
+    return {
+        name[len(before) : len(name) - len(after)]: path for name, path in names.items() if fnmatchcase(name, pattern)
+    }

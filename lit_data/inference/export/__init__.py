@@ -1,0 +1,1 @@
+"""Nets in other forms: ONNX, fewer bits."""

@@ -1,0 +1,1 @@
+"""Image files: strict readers, headers, resizing, writing."""

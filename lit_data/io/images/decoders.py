@@ -1,0 +1,213 @@
+"""What a decoded store is built with: from the files of one image to its pixels, for images and for masks."""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.io.images.consistency import describe_size_mismatch
+from lit_data.io.images.header import ImageHeader, read_header
+from lit_data.io.images.masks import DEFAULT_MASK, MaskOptions, number_classes
+from lit_data.io.images.options import DEFAULT_READ, ReadOptions
+from lit_data.io.images.readers import Decoded, decode_strict
+from lit_data.io.source import naming
+from lit_data.types import Array
+
+_MASK_FOLDER: Final = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
+_FORMAT = 1  # raised when the same files and options give other pixels
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """The files of one image, stacked along the channels in this order."""
+
+    paths: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.paths or isinstance(self.paths, str):
+            raise ConfigError(f"paths={self.paths!r} must be a tuple of at least one path")
+
+
+class SourceHeader(NamedTuple):
+    """The array that a decoder gives for a source."""
+
+    channels: int
+    height_px: int
+    width_px: int
+    dtype: "np.dtype[Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedSource:
+    """Pixels [C, H, W] of a source, what was noticed about its files, and the CRC-32 of each of them."""
+
+    array: Array
+    notes: tuple[str, ...]
+    source_crc32: tuple[int, ...]
+
+
+class Decoder(Protocol):
+    """Turns sources into arrays; picklable, and equal fingerprints give equal arrays."""
+
+    @property
+    def fingerprint(self) -> str:
+        """All that decides the pixels, beside the files."""
+
+    def header(self, source: ImageSource) -> SourceHeader:
+        """Tell what decoding will give, without decoding."""
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        """Decode strictly."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDecoder:
+    """Decodes images to the dtypes of a store: bool becomes uint8 0 and 255, int8 becomes int16.
+
+    Attributes:
+        read: Rules for each file.
+        channels: Which of the stacked channels to keep, and in which order; None keeps all.
+    """
+
+    read: ReadOptions = DEFAULT_READ
+    channels: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.channels is not None and (not self.channels or min(self.channels) < 0):
+            raise ConfigError(f"channels={self.channels!r} must be numbers of channels from 0, or None for all")
+
+    @property
+    def fingerprint(self) -> str:
+        """JSON of the options and of this decoder's format."""
+        return _print_options("image", {"read": json.loads(self.read.fingerprint()), "channels": self.channels})
+
+    def header(self, source: ImageSource) -> SourceHeader:
+        """Tell shape and dtype without decoding.
+
+        Raises:
+            DataError: a file is bad, the files do not fit together, or a channel is missing.
+        """
+        return self._fit(source, [read_header(path, self.read) for path in source.paths])
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        """Decode strictly.
+
+        Raises:
+            DataError: as ``header``, or a file is damaged.
+        """
+        files = [decode_strict(path, self.read) for path in source.paths]
+        dtype = self._fit(source, [file.array for file in files]).dtype
+        array = _concatenate([_cast(file.array, dtype) for file in files])
+        stored = files[0].array.dtype
+        notes = () if stored == dtype else (f"{stored} cast to {dtype}",)
+        return _collect(array if self.channels is None else array[list(self.channels)], files, notes)
+
+    def _fit(self, source: ImageSource, images: Sequence[ImageHeader | Array]) -> SourceHeader:
+        stacked = _stack(source, images)
+        stacked = stacked._replace(dtype=_find_store_dtype(source, stacked.dtype))
+        if self.channels is None:
+            return stacked
+        if (needed := max(self.channels) + 1) > stacked.channels:
+            hint = "; set gray_to_rgb=True to copy it into three" if stacked.channels == 1 else ""
+            folder = Path(source.paths[0]).parent.name
+            if _MASK_FOLDER.search(folder):
+                hint = f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
+            raise DataError(
+                f"{_show(source)}: channels={self.channels} needs {needed} channels, found {stacked.channels}{hint}"
+            )
+        return stacked._replace(channels=len(self.channels))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskDecoder:
+    """Decodes masks to class numbers, one uint8 channel for each file.
+
+    Attributes:
+        options: Rules for each file.
+    """
+
+    options: MaskOptions = DEFAULT_MASK
+
+    @property
+    def fingerprint(self) -> str:
+        """JSON of the options and of this decoder's format."""
+        options = asdict(self.options)
+        if self.options.threshold is None:  # as before there was one, so that stores of then still fit
+            del options["threshold"]
+        return _print_options("mask", options)
+
+    def header(self, source: ImageSource) -> SourceHeader:
+        """Tell shape and dtype without decoding.
+
+        Raises:
+            DataError: a file is bad, or the files do not fit together.
+        """
+        headers = [read_header(path, self.options.read) for path in source.paths]
+        return _stack(source, headers)._replace(dtype=np.dtype(np.uint8))
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        """Decode strictly.
+
+        Raises:
+            DataError: as ``header``, or a file is damaged, or a value is no class.
+        """
+        files = [decode_strict(path, self.options.read) for path in source.paths]
+        _stack(source, [file.array for file in files])
+        masks = []
+        for path, file in zip(source.paths, files, strict=True):
+            with naming(path):
+                masks.append(number_classes(file.array, self.options))
+        return _collect(_concatenate(masks), files, ())
+
+
+def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> SourceHeader:
+    """The stack of images that agree in size and dtype."""
+    channels, height_px, width_px = images[0].shape
+    for path, image in zip(source.paths[1:], images[1:], strict=True):
+        channels += image.shape[0]
+        if image.shape[1:] != (height_px, width_px):
+            sizes = (height_px, width_px), (image.shape[1], image.shape[2])
+            raise DataError(describe_size_mismatch((source.paths[0], path), sizes))
+        if image.dtype != images[0].dtype:
+            raise DataError(
+                f"{show_path(source.paths[0])} is {images[0].dtype}, {show_path(path)} is {image.dtype}; the files of "
+                "one image must have the same depth"
+            )
+    return SourceHeader(channels, height_px, width_px, images[0].dtype)
+
+
+def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    name = _STORE_DTYPES.get(dtype.name)
+    if name is None:
+        raise DataError(f"{_show(source)}: a store has no room for {dtype}; set as_float=True to cast it to float32")
+    return np.dtype(name)
+
+
+_STORE_DTYPES = {"bool": "uint8", "int8": "int16"} | {name: name for name in ("uint8", "uint16", "int16", "float32")}
+
+
+def _cast(array: Array, dtype: "np.dtype[Any]") -> Array:
+    return array.view(np.uint8) * np.uint8(255) if array.dtype == np.bool_ else array.astype(dtype, copy=False)
+
+
+def _concatenate(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _collect(array: Array, files: Sequence[Decoded], notes: tuple[str, ...]) -> DecodedSource:
+    every = dict.fromkeys((*itertools.chain.from_iterable(file.notes for file in files), *notes))
+    return DecodedSource(array, tuple(every), tuple(file.source_crc32 for file in files))
+
+
+def _print_options(decoder: str, options: dict[str, Any]) -> str:
+    return json.dumps({"decoder": decoder, "format": _FORMAT, **options}, sort_keys=True)
+
+
+def _show(source: ImageSource) -> str:
+    return ", ".join(show_path(path) for path in source.paths)

@@ -1,0 +1,197 @@
+"""What reading an image file will give, told by its first bytes and refused before it can do harm."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lit_data.errors import DataError
+from lit_data.io.images.header_raster import SIGNATURE, read_bmp_header, read_jpeg_header, read_png_header
+from lit_data.io.images.header_tiff import read_tiff_header
+from lit_data.io.images.npz import MAGIC, read_npy_header
+from lit_data.io.images.options import DEFAULT_READ, ReadOptions
+from lit_data.io.images.stored import Kind, StoredImage, note_inversion
+from lit_data.io.source import open_source
+
+EXTENSIONS: dict[str, Kind] = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".bmp": "bmp",
+    ".tif": "tiff",
+    ".tiff": "tiff",
+    ".npy": "npy",
+}
+"""The names that image files go by; what a file is, its content says."""
+
+MAX_RATIO = 10_000
+"""Unpacked bytes for one byte of file; more is a bomb (AcademySoftwareFoundation/OpenImageIO#5319)."""
+
+_MAGICS: tuple[tuple[bytes, Kind], ...] = (
+    (SIGNATURE, "png"),
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"BM", "bmp"),
+    (b"II*\x00", "tiff"),
+    (b"MM\x00*", "tiff"),
+    (b"II+\x00", "tiff"),
+    (b"MM\x00+", "tiff"),
+    (MAGIC, "npy"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """The array that reading gives under the same options, and what was noticed on the way.
+
+    Attributes:
+        kind: Format, by content.
+        height_px: Rows.
+        width_px: Columns.
+        channels: Channels.
+        dtype: In native byte order.
+        pages: Images in the file.
+        notes: What a user should know about the file.
+        stored: The image as the file describes it.
+    """
+
+    kind: Kind
+    height_px: int
+    width_px: int
+    channels: int
+    dtype: "np.dtype[Any]"
+    pages: int
+    notes: tuple[str, ...]
+    stored: StoredImage
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, rows, columns."""
+        return self.channels, self.height_px, self.width_px
+
+
+def read_header(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ) -> ImageHeader:
+    """Tell shape and dtype of an image without decoding it.
+
+    Args:
+        path: A PNG, JPEG, BMP, TIFF or ``.npy`` file; the content decides which, never the name.
+        options: The rules it will be read with.
+
+    Raises:
+        DataError: not a regular file, not an image, damaged, larger than the options allow, or refused by them.
+    """
+    path = Path(path)
+    with open_source(path) as stream:
+        return parse_header(stream, path.suffix, options)
+
+
+def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> ImageHeader:
+    """Do the work of ``read_header`` on an open file.
+
+    Args:
+        stream: The whole file; it is left anywhere.
+        extension: The end of its name, with the dot.
+        options: The rules it will be read with.
+
+    Raises:
+        DataError: as ``read_header``, without the name.
+    """
+    size_bytes = stream.seek(0, os.SEEK_END)
+    stored = _read_stored(stream, size_bytes, options)
+    _check_limits(stored, size_bytes, options)
+    channels = _count_channels(stored, options)
+    dtype = _find_dtype(stored, options)
+    turned = options.exif == "apply" and stored.orientation >= 5
+    height_px, width_px = (stored.height_px, stored.width_px)[:: -1 if turned else 1]
+    if channels * height_px * width_px * dtype.itemsize > options.max_image_bytes:
+        raise DataError(_too_large(channels * height_px * width_px * dtype.itemsize, options))
+    notes = (*stored.notes, *_note_extension(stored.kind, extension, options), *_note_changes(stored, dtype, options))
+    return ImageHeader(stored.kind, height_px, width_px, channels, dtype, stored.pages, notes, stored)
+
+
+def _read_stored(stream: BinaryIO, size_bytes: int, options: ReadOptions) -> StoredImage:
+    stream.seek(0)
+    start = stream.read(16)
+    kind = next((kind for magic, kind in _MAGICS if start.startswith(magic)), None)
+    if options.page and kind != "tiff":
+        raise DataError(f"page={options.page} is not there; only TIFF files have several pages")
+    match kind:
+        case "png":
+            return read_png_header(stream, size_bytes)
+        case "jpeg":
+            return read_jpeg_header(stream, size_bytes)
+        case "bmp":
+            return read_bmp_header(stream, size_bytes)
+        case "tiff":
+            return read_tiff_header(stream, size_bytes, options.page)
+        case "npy":
+            return read_npy_header(stream, size_bytes)
+    raise DataError(f"not a PNG, JPEG, BMP, TIFF or .npy image, starts with {start!r}")
+
+
+def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) -> None:
+    pixels = stored.height_px * stored.width_px
+    if pixels < 1:
+        raise DataError(f"no pixels: {stored.height_px} x {stored.width_px}")
+    if max(pixels, stored.padded_pixels) > options.max_pixels:
+        raise DataError(
+            f"{stored.height_px} x {stored.width_px} is {max(pixels, stored.padded_pixels)} pixels, more than "
+            f"max_pixels={options.max_pixels}; raise that if the image is meant to be so large"
+        )
+    samples = stored.colors + len(stored.alpha)
+    decoded_bytes = max(pixels, stored.padded_pixels) * samples * stored.dtype.itemsize
+    if decoded_bytes > options.max_image_bytes:
+        raise DataError(_too_large(decoded_bytes, options))
+    if (ratio := pixels * stored.bits_per_pixel // 8 / size_bytes) > MAX_RATIO:
+        raise DataError(
+            f"{size_bytes} bytes that unpack to {ratio:.0f} times as many; more than {MAX_RATIO} is taken for an attack"
+        )
+
+
+def _too_large(nbytes: int, options: ReadOptions) -> str:
+    return (
+        f"{nbytes} bytes decoded, more than max_image_bytes={options.max_image_bytes}; raise that if the image is "
+        "meant to be so large"
+    )
+
+
+def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
+    """Channels of the result."""
+    channels = stored.colors
+    if stored.palette and options.palette == "error":
+        raise DataError('a palette image; set palette="expand" for its colours or palette="index" for its numbers')
+    expands = stored.palette and options.palette == "expand"
+    if stored.alpha and options.alpha == "error" and (expands or not stored.palette):
+        raise DataError(f'{channels} channel(s) and alpha; set alpha="drop" to read it without')
+    if expands:
+        channels = 3
+    if options.equal_channels == "collapse":
+        return 1
+    return 3 if channels == 1 and options.gray_to_rgb else channels
+
+
+def _find_dtype(stored: StoredImage, options: ReadOptions) -> "np.dtype[Any]":
+    """Dtype of the result."""
+    if options.as_float or stored.dtype.kind == "f":
+        return np.dtype(np.float32)
+    return np.dtype(np.uint8) if stored.palette and options.palette == "expand" else stored.dtype
+
+
+def _note_extension(kind: Kind, extension: str, options: ReadOptions) -> tuple[str, ...]:
+    if EXTENSIONS.get(extension.lower()) == kind:
+        return ()
+    text = f"the content is {kind}, the name ends in {extension!r}"
+    if options.strict_extension:
+        raise DataError(f"{text}; rename the file or set strict_extension=False")
+    return (text,)
+
+
+def _note_changes(stored: StoredImage, dtype: "np.dtype[Any]", options: ReadOptions) -> tuple[str, ...]:
+    notes = [*note_inversion(stored, options)]
+    if stored.orientation != 1:
+        done = "applied" if options.exif == "apply" else 'not applied (exif="ignore")'
+        notes.append(f"orientation {stored.orientation} {done}")
+    if dtype != stored.dtype and not stored.palette:
+        notes.append(f"{stored.dtype} cast to {dtype}")
+    return tuple(notes)

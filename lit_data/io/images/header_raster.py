@@ -1,0 +1,318 @@
+"""PNG: its header without decoding, and a check of its chunks.
+
+https://www.w3.org/TR/png-3/
+"""
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import DataError
+from lit_data.io.images.stored import StoredImage
+
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start of frame; the three are tables and reserved
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # anything but stuffing, restarts and fill bytes
+_MAX_SEGMENTS = 1024  # before the frame; an ICC profile has at most 255
+_MAX_EXIF_TAGS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class JpegFrame:
+    """Size of a JPEG stream and what stands before it."""
+
+    height_px: int
+    width_px: int
+    components: int
+    bits: int
+    exif: bytes
+
+
+def read_jpeg_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
+    """Read the segments up to the frame header.
+
+    Args:
+        stream: The file, anywhere.
+        size_bytes: Its size.
+
+    Raises:
+        DataError: damaged, cut, or of a kind that OpenCV does not read.
+    """
+    frame = read_frame(stream, 0, size_bytes)
+    if frame.bits != 8 or frame.components not in (1, 3, 4):
+        raise DataError(f"JPEG of {frame.components} components with {frame.bits} bits; 1, 3 or 4 with 8 bits are read")
+    return StoredImage(
+        kind="jpeg",
+        height_px=frame.height_px,
+        width_px=frame.width_px,
+        colors=1 if frame.components == 1 else 3,
+        dtype=np.dtype(np.uint8),
+        bits_per_pixel=8 * frame.components,
+        orientation=read_orientation(frame.exif),
+        notes=("CMYK JPEG, converted to RGB without a colour profile",) if frame.components == 4 else (),
+    )
+
+
+def read_frame(stream: BinaryIO, start: int, end: int) -> JpegFrame:
+    """Read the frame header of the JPEG stream between two places of a file.
+
+    Raises:
+        DataError: there is none.
+    """
+    offset, exif = start + 2, b""
+    for _ in range(_MAX_SEGMENTS):
+        stream.seek(offset)
+        head = stream.read(4)
+        while head[:2] == b"\xff\xff":  # fill bytes may stand before a marker
+            head, offset = head[1:] + stream.read(1), offset + 1
+        if len(head) < 4 or offset + 4 > end:
+            raise DataError(f"truncated JPEG: no frame header in {end - start} bytes")
+        code, length = head[1], int.from_bytes(head[2:], "big")
+        if head[0] != 0xFF or length < 2 or code in (0xD8, 0xD9, 0xDA):
+            raise DataError(f"damaged JPEG header: no frame before byte {offset}")
+        if code in _FRAMES:
+            return _parse_frame(stream.read(6), exif)
+        if code == 0xE1 and not exif:
+            block = stream.read(length - 2)
+            exif = block[6:] if block.startswith(b"Exif\x00\x00") else b""
+        offset += 2 + length
+    raise DataError(f"damaged JPEG header: more than {_MAX_SEGMENTS} segments before the frame")
+
+
+def check_jpeg_end(data: bytes) -> None:
+    """Find the end marker of the image itself, past thumbnails and in front of anything appended.
+
+    Raises:
+        DataError: there is none: the file was cut, and OpenCV may make up the missing rows.
+    """
+    offset = 2
+    while match := _MARKER.search(data, offset):
+        offset = match.end()
+        code = data[offset - 1]
+        if code == 0xD9:
+            return
+        if code not in (0x01, 0xD8):  # those two have no length
+            offset += int.from_bytes(data[offset : offset + 2], "big")
+    raise DataError(f"truncated JPEG: no end marker in {len(data)} bytes")
+
+
+def read_orientation(exif: bytes) -> int:
+    """Orientation in an EXIF block, 1 to 8; 1 (upright) when there is none or it cannot be read.
+
+    Args:
+        exif: The block from its byte order mark on.
+    """
+    order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(exif[:4])
+    if order is None or len(exif) < 8:
+        return 1
+    (first,) = struct.unpack_from(order + "I", exif, 4)
+    (count,) = struct.unpack(order + "H", exif[first : first + 2].ljust(2, b"\0"))
+    for place in range(first + 2, first + 2 + 12 * min(count, _MAX_EXIF_TAGS), 12):
+        if place + 12 <= len(exif) and exif[place : place + 4] == struct.pack(order + "HH", 274, 3):
+            (value,) = struct.unpack_from(order + "H", exif, place + 8)
+            return value if 1 <= value <= 8 else 1
+    return 1
+
+
+def _parse_frame(body: bytes, exif: bytes) -> JpegFrame:
+    if len(body) < 6:
+        raise DataError("truncated JPEG: the frame header is cut")
+    bits, height_px, width_px, components = struct.unpack(">BHHB", body)
+    return JpegFrame(height_px, width_px, components, bits, exif)
+
+
+_RGB, _BITFIELDS = 0, 3
+
+
+@dataclass(frozen=True, slots=True)
+class BmpLayout:
+    """Where the pixels of a BMP are and how they are packed."""
+
+    height_px: int
+    width_px: int
+    bits: int
+    bottom_up: bool
+    pixels_at: int
+    alpha: bool
+    palette: NDArray[np.uint8]
+    """[n, 3] R, G, B; no rows if there is none."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Rows fill whole groups of 4 bytes."""
+        return (self.width_px * self.bits + 31) // 32 * 4
+
+
+def read_bmp_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
+    """Read the header and the palette.
+
+    Args:
+        stream: The file, anywhere.
+        size_bytes: Its size.
+
+    Returns:
+        The image; one whose palette holds only greys counts as grey.
+
+    Raises:
+        DataError: damaged, cut or compressed.
+    """
+    layout = read_bmp_layout(stream)
+    end = layout.pixels_at + layout.row_bytes * layout.height_px
+    if end > size_bytes:
+        raise DataError(f"truncated BMP: {end} bytes expected, {size_bytes} found")
+    indexed = layout.bits <= 8
+    gray = indexed and bool((layout.palette == layout.palette[:, :1]).all())
+    return StoredImage(
+        kind="bmp",
+        height_px=layout.height_px,
+        width_px=layout.width_px,
+        colors=1 if indexed else 3,
+        dtype=np.dtype(np.uint8),
+        bits_per_pixel=layout.bits,
+        alpha=(3,) if layout.alpha else (),
+        palette=indexed and not gray,
+    )
+
+
+def read_bmp_layout(stream: BinaryIO) -> BmpLayout:
+    """Read where the pixels are.
+
+    Raises:
+        DataError: damaged or compressed.
+    """
+    stream.seek(10)
+    pixels_at, info_bytes = struct.unpack("<II", stream.read(8).ljust(8, b"\0"))
+    if info_bytes not in (12, *range(40, 125)):
+        raise DataError(f"not a BMP, though it starts so: information header of {info_bytes} bytes")
+    info = stream.read(info_bytes - 4)
+    if len(info) < info_bytes - 4:
+        raise DataError("truncated BMP: its header is cut")
+    if info_bytes == 12:
+        width_px, height_px, _, bits = struct.unpack("<HHHH", info)
+        compression = used = 0
+    else:
+        width_px, height_px, _, bits, compression, _, _, _, used = struct.unpack_from("<iiHHIIiiI", info)
+    if bits not in (1, 4, 8, 16, 24, 32) or compression not in (_RGB, _BITFIELDS if bits in (16, 32) else _RGB):
+        raise DataError(f"BMP with {bits} bits and compression {compression} is not read; save it as PNG")
+    return BmpLayout(
+        height_px=abs(height_px),
+        width_px=width_px,
+        bits=bits,
+        bottom_up=height_px > 0,
+        pixels_at=pixels_at,
+        alpha=bits == 32 and compression == _BITFIELDS and any(info[48:52]),
+        palette=_read_palette(stream, min(used or 2**bits, 2**bits), 3 if info_bytes == 12 else 4, bits),
+    )
+
+
+def read_bmp_indices(stream: BinaryIO) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Read a palette image.
+
+    Returns:
+        indices [H, W] and palette [n, 3] R, G, B.
+    """
+    layout = read_bmp_layout(stream)
+    stream.seek(layout.pixels_at)
+    packed = np.frombuffer(stream.read(layout.row_bytes * layout.height_px), np.uint8)
+    rows = packed.reshape(layout.height_px, layout.row_bytes)
+    bits = np.unpackbits(rows, axis=1).reshape(layout.height_px, -1, layout.bits)
+    indices = np.packbits(bits, axis=2)[:, : layout.width_px, 0] >> np.uint8(8 - layout.bits)
+    return indices[::-1] if layout.bottom_up else indices, layout.palette
+
+
+def _read_palette(stream: BinaryIO, count: int, entry_bytes: int, bits: int) -> NDArray[np.uint8]:
+    if bits > 8:
+        return np.empty((0, 3), np.uint8)
+    table = stream.read(count * entry_bytes)
+    if len(table) < count * entry_bytes:
+        raise DataError("truncated BMP: its palette is cut")
+    return np.frombuffer(table, np.uint8).reshape(count, entry_bytes)[:, 2::-1]
+
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_MAX_CHUNKS = 4096  # before the pixels; real files have a dozen
+
+
+def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
+    """Read the chunks in front of the pixels.
+
+    Args:
+        stream: The file, anywhere.
+        size_bytes: Its size.
+
+    Returns:
+        The image; a transparent colour (``tRNS``) counts as an alpha channel.
+
+    Raises:
+        DataError: damaged, cut or animated.
+    """
+    chunks = _read_leading_chunks(stream, size_bytes)
+    width_px, height_px, depth, color_type, *methods = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+    if depth not in _DEPTHS.get(color_type, ()) or methods[:2] != [0, 0] or methods[2] > 1:
+        raise DataError(f"damaged PNG header: colour type {color_type} with {depth} bits, methods {methods}")
+    if (frames := int.from_bytes(chunks.get(b"acTL", b"")[:4], "big")) > 1:
+        raise DataError(f"animated PNG with {frames} frames; save the frame to use as a PNG of its own")
+    stored = _CHANNELS[color_type]
+    colors = 3 if stored >= 3 else 1
+    return StoredImage(
+        kind="png",
+        height_px=height_px,
+        width_px=width_px,
+        colors=colors,
+        dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
+        bits_per_pixel=depth * stored,
+        alpha=(colors,) if stored in (2, 4) or b"tRNS" in chunks else (),
+        palette=color_type == 3,
+        orientation=read_orientation(chunks.get(b"eXIf", b"")),
+    )
+
+
+def check_png(data: bytes) -> None:
+    """Walk all chunks: each whole, each checksum right, the last one ``IEND``.
+
+    Raises:
+        DataError: truncated, or a checksum is wrong; says where.
+    """
+    offset = len(SIGNATURE)
+    while offset + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, offset)
+        end = offset + 12 + length
+        if end > len(data):
+            raise DataError(f"truncated PNG: chunk {name!r} needs {end} bytes, found {len(data)}")
+        if zlib.crc32(data[offset + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
+            raise DataError(f"damaged PNG: the checksum of chunk {name!r} at byte {offset} is wrong")
+        if name == b"IEND":
+            return
+        offset = end
+    raise DataError(f"truncated PNG: no end chunk in {len(data)} bytes")
+
+
+def _read_leading_chunks(stream: BinaryIO, size_bytes: int) -> dict[bytes, bytes]:
+    """Chunks up to the first of the pixels, with the contents of those that matter here."""
+    chunks: dict[bytes, bytes] = {}
+    offset = len(SIGNATURE)
+    for _ in range(_MAX_CHUNKS):
+        stream.seek(offset)
+        start = stream.read(8)
+        length, name = struct.unpack(">I4s", start) if len(start) == 8 else (0, b"")
+        end = offset + 12 + length
+        if not name or (name != b"IDAT" and end > size_bytes):
+            raise DataError(
+                f"truncated PNG: {max(end, offset + 12)} bytes expected before the pixels, {size_bytes} found"
+            )
+        if (name == b"IHDR") == bool(chunks) or (name == b"IHDR" and length != 13):
+            raise DataError(f"damaged PNG header: chunk {name!r} of {length} bytes at byte {offset}")
+        if name == b"IDAT":
+            return chunks
+        chunks[name] = stream.read(length) if name in (b"IHDR", b"acTL", b"eXIf") else b""
+        if name == b"IHDR" and zlib.crc32(name + chunks[name]) != int.from_bytes(stream.read(4), "big"):
+            raise DataError("damaged PNG: the checksum of its header is wrong")
+        offset = end
+    raise DataError(f"damaged PNG header: more than {_MAX_CHUNKS} chunks before the pixels")

@@ -1,0 +1,180 @@
+"""The first pass over the sources: what their headers say, before a pixel is decoded or a byte written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.io.images.consistency import check_set
+from lit_data.io.images.decoders import Decoder, ImageSource, SourceHeader
+from lit_data.io.progress import ordered_map, track
+from lit_data.io.store.header import DTYPES
+from lit_data.types import Array
+
+
+def find_faults(sources: Sequence[ImageSource], decoder: Decoder, *, workers: int = 2) -> Problems:
+    """Decode every source strictly and keep nothing but what is wrong.
+
+    Args:
+        sources: The images.
+        decoder: Decodes one source.
+        workers: Threads that decode.
+
+    Returns:
+        The bad sources by their first path.
+    """
+    problems = Problems()
+    faults = ordered_map(partial(_find_fault, decoder), sources, workers)
+    for source, fault in zip(sources, track(faults, "checking", len(sources)), strict=True):
+        if fault:
+            problems.add(source.paths[0], fault)
+    return problems
+
+
+def _find_fault(decoder: Decoder, source: ImageSource) -> str | None:
+    try:
+        decoder(source)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+OnBad = Literal["error", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The good ones of some sources.
+
+    Args:
+        images: [n] int64, their numbers among all sources.
+        heights_px: [n] int64.
+        widths_px: [n] int64.
+        channels: Channels of all of them.
+        dtype: Name of the dtype of all of them.
+        skipped: (first path, what is wrong) of the others.
+    """
+
+    images: NDArray[np.int64]
+    heights_px: NDArray[np.int64]
+    widths_px: NDArray[np.int64]
+    channels: int
+    dtype: str
+    skipped: tuple[tuple[str, str], ...]
+
+    @property
+    def pixels_bytes(self) -> int:
+        """Bytes of all images, decoded."""
+        return int((self.heights_px * self.widths_px).sum()) * self.channels * np.dtype(self.dtype).itemsize
+
+    def check(self, image: int, pixels: Array, path: str) -> Array:
+        """Hold a decoded image against its header.
+
+        Args:
+            image: Its place among the good ones.
+            pixels: What the decoder gave.
+            path: For the message.
+
+        Returns:
+            The pixels, contiguous and little-endian.
+
+        Raises:
+            DataError: Shape or dtype are not those of the header.
+        """
+        shape = (self.channels, int(self.heights_px[image]), int(self.widths_px[image]))
+        if pixels.shape != shape or pixels.dtype.name != self.dtype:
+            raise DataError(
+                f"{show_path(path)}: decoded to {pixels.dtype.name} {pixels.shape} but its header says {self.dtype} "
+                f"{shape}; the file is damaged or changes while it is read"
+            )
+        return np.ascontiguousarray(pixels, np.dtype(self.dtype).newbyteorder("<"))
+
+
+def survey_sources(
+    sources: Sequence[ImageSource], decoder: Decoder, *, workers: int, on_bad: OnBad, progress: bool
+) -> Survey:
+    """Read the headers of all sources.
+
+    Args:
+        sources: The images.
+        decoder: Reads the headers.
+        workers: Threads that read.
+        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out.
+        progress: Show a bar if it takes long.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        DataError: There are no good sources, or bad ones under ``error``, or they do not share dtype and channels.
+    """
+    check_reading(workers, on_bad)
+    if not sources:
+        raise DataError("the list of images is empty; check the data folder and the file patterns")
+    headers = ordered_map(lambda source: _read_header(decoder, source), sources, workers)
+    found = np.zeros((len(sources), 4), np.int64)
+    bad: list[tuple[str, str]] = []
+    for number, header in enumerate(track(headers, "reading headers", len(sources), enabled=progress)):
+        if isinstance(header, str):
+            bad.append((sources[number].paths[0], header))
+        else:
+            found[number] = header
+    if bad and on_bad == "error":  # the others are decoded too, so that one list names all that is wrong
+        known = {path for path, _ in bad}
+        bad += find_faults([s for s in sources if s.paths[0] not in known], decoder, workers=workers).entries
+        places = {source.paths[0]: place for place, source in enumerate(sources)}
+        bad.sort(key=lambda entry: places[entry[0]])
+    raise_bad(bad, len(sources), on_bad)
+    images = np.flatnonzero(found[:, 0])
+    channels, heights_px, widths_px, dtypes = found[images].T.copy()
+    _check_alike(found[images], [sources[image] for image in images.tolist()])
+    return Survey(images, heights_px, widths_px, int(channels[0]), DTYPES[dtypes[0]], tuple(bad))
+
+
+def check_reading(workers: int, on_bad: str) -> None:
+    """Refuse wrong arguments before work begins.
+
+    Raises:
+        ConfigError: One of them is not allowed.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers={workers} is not allowed; give 1 or more threads")
+    if on_bad not in ("error", "skip"):
+        raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
+
+
+def raise_bad(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad) -> None:
+    """Raise one error for all bad sources, unless they are to be skipped and some good ones are left.
+
+    Raises:
+        DataError: Lists the bad sources.
+    """
+    if on_bad == "skip" and len(bad) < total:
+        return
+    problems = Problems()
+    for path, message in bad:
+        problems.add(path, message)
+    problems.raise_if_any(f"{len(bad)} of {total} images are bad")
+
+
+def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:
+    """Channels, height, width and the number of the dtype; or what is wrong."""
+    try:
+        channels, height_px, width_px, dtype = decoder.header(source)
+    except (DataError, OSError) as error:
+        return str(error)
+    name = np.dtype(dtype).name
+    if name not in DTYPES:
+        return f"{show_path(source.paths[0])}: dtype {name} is not allowed; allowed are {', '.join(DTYPES)}"
+    if min(channels, height_px, width_px) < 1:
+        return f"{show_path(source.paths[0])}: shape {(channels, height_px, width_px)} has no pixels"
+    return channels, height_px, width_px, DTYPES.index(name)
+
+
+def _check_alike(found: NDArray[np.int64], sources: Sequence[ImageSource]) -> None:
+    """Raise if the images have several dtypes or channel counts; one image of each kind is looked at."""
+    firsts = np.sort(np.unique(found[:, [0, 3]], axis=0, return_index=True)[1])
+    headers = [SourceHeader(c, h, w, np.dtype(DTYPES[d])) for c, h, w, d in found[firsts].tolist()]
+    check_set(headers, [sources[row].paths[0] for row in firsts]).raise_if_any("the images do not fit into one store")

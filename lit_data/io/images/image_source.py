@@ -1,0 +1,127 @@
+"""Images decoded when they are asked for: the ``lru`` and ``none`` cache modes."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.filesize import decimal
+
+from lit_data.io.cache import LruCache
+from lit_data.io.images.decoders import Decoder, ImageSource
+from lit_data.io.images.header_scan import OnBad, survey_sources
+from lit_data.io.store.shared_arrays import share_state
+from lit_data.io.store.sources import join_paths
+from lit_data.types import Array
+
+
+class ImageBank(Protocol):
+    """Images by number, all of one dtype and one channel count, of equal or different sizes."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of every image."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Dtype of every image: uint8, uint16, int16 or float32."""
+
+    @property
+    def heights_px(self) -> NDArray[np.int64]:
+        """Rows of each image: [n] int64."""
+
+    @property
+    def widths_px(self) -> NDArray[np.int64]:
+        """Columns of each image: [n] int64."""
+
+    @property
+    def skipped(self) -> tuple[tuple[str, str], ...]:
+        """(first path, what is wrong) of each source that was left out."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Array:
+        """One image: [C, H, W], read-only."""
+
+    def name(self, index: int) -> str:
+        """First source path of one image."""
+
+
+def describe_bank(bank: ImageBank) -> dict[str, int]:
+    """Numbers for a report: ``images``, ``skipped``, and ``pixel_bytes`` of all decoded pixels."""
+    pixels = bank.channels * int((bank.heights_px * bank.widths_px).sum())
+    return {"images": len(bank), "skipped": len(bank.skipped), "pixel_bytes": pixels * bank.dtype.itemsize}
+
+
+class DecodedFiles:
+    """Reads like a ``DecodedStore``, for sources that must not be stored.
+
+    All headers are read once, at construction; a file whose pixels turn out bad raises when it is decoded. Paths are
+    kept as flat arrays. A pickled copy has an empty cache; the paths and sizes of a large set are shared with it, see
+    ``SharedState``.
+
+    Args:
+        sources: The images.
+        decoder: Decodes one source.
+        cache_bytes: Decoded bytes to keep in this process; 0 decodes at every access.
+        on_bad: ``error`` raises one error that lists all sources with bad headers, ``skip`` leaves them out.
+        workers: Threads that read the headers.
+        progress: Show a bar if that takes long.
+
+    Attributes:
+        cache: The cache, for its hit counts.
+        channels: Channels of every image.
+        dtype: Dtype of every image: uint8, uint16, int16 or float32.
+        heights_px: [n] int64, rows of each image.
+        widths_px: [n] int64, columns of each image.
+        skipped: (first path, what is wrong) of each source that was left out.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        DataError: Headers are bad, or the images do not share dtype and channels.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ImageSource],
+        decoder: Decoder,
+        *,
+        cache_bytes: int,
+        on_bad: OnBad = "error",
+        workers: int = 2,
+        progress: bool = True,
+    ) -> None:
+        self.cache: LruCache[int] = LruCache(cache_bytes)
+        self._decoder = decoder
+        survey = survey_sources(sources, decoder, workers=workers, on_bad=on_bad, progress=progress)
+        self._survey = survey
+        self.channels, self.dtype, self.skipped = survey.channels, np.dtype(survey.dtype), survey.skipped
+        self.heights_px, self.widths_px = survey.heights_px, survey.widths_px
+        self._sources = join_paths(sources[image].paths for image in survey.images)
+
+    def __len__(self) -> int:
+        return len(self._survey.images)
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return share_state(self, ("_survey", "_sources", "heights_px", "widths_px", "skipped"))
+
+    def __repr__(self) -> str:
+        cache = decimal(self.cache.max_bytes)
+        return f"DecodedFiles({len(self)} images, {self.channels} channels, {self.dtype}, cache {cache})"
+
+    def __getitem__(self, index: int) -> Array:
+        """Decode one image, or take it from the cache: [C, H, W], read-only.
+
+        Raises:
+            DataError: It is bad, or it is not any more what its header said.
+        """
+        image = range(len(self))[index]
+        return self.cache.get_or_load(image, lambda: self._decode(image))
+
+    def _decode(self, image: int) -> Array:
+        source = ImageSource(self._sources.paths(image))
+        return self._survey.check(image, self._decoder(source).array, source.paths[0])
+
+    def name(self, index: int) -> str:
+        """First source path of one image."""
+        return self._sources.name(self._sources.rows(range(len(self))[index]).start)

@@ -1,0 +1,170 @@
+"""Masks: pixels whose values are class numbers, never colours."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.images.options import DEFAULT_READ, ReadOptions
+from lit_data.io.images.readers import read_image
+from lit_data.io.source import naming
+from lit_data.types import Array
+
+_SHOWN = 10
+_SCALES = {"auto": ({0, 1}, {0, 255}), "0_1": ({0, 1},), "0_255": ({0, 255},)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskOptions:
+    """Rules for turning a file into class numbers.
+
+    Channels that are all equal count as one.
+
+    Attributes:
+        classes: Number of classes, background included; 2 to 256.
+        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them in each file. With
+            more classes the values are the class numbers.
+        threshold: With two classes: values from it on are the defect, all below are background, whatever they are; for
+            masks with grey edges, as smooth scaling and JPEG leave them. None refuses such masks.
+        palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must be greys: for black
+            and white masks whose numbers mean nothing.
+        page: As in ``ReadOptions``.
+        alpha: As in ``ReadOptions``.
+        exif: As in ``ReadOptions``; choose the same for images and masks.
+        strict_extension: As in ``ReadOptions``.
+        max_pixels: As in ``ReadOptions``.
+        max_image_bytes: As in ``ReadOptions``.
+    """
+
+    classes: int = 2
+    scale: Literal["auto", "0_1", "0_255"] = "auto"
+    threshold: int | None = None
+    palette: Literal["index", "expand"] = "index"
+    page: int | None = None
+    alpha: Literal["error", "drop"] = "error"
+    exif: Literal["ignore", "apply"] = "ignore"
+    strict_extension: bool = False
+    max_pixels: int = DEFAULT_READ.max_pixels
+    max_image_bytes: int = DEFAULT_READ.max_image_bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.classes, int) or not 2 <= self.classes <= 256:
+            raise ConfigError(f"classes={self.classes!r} must be a whole number from 2 to 256")
+        if self.scale not in _SCALES:
+            raise ConfigError(f"scale={self.scale!r} is not one of {', '.join(map(repr, _SCALES))}")
+        if self.palette not in ("index", "expand"):
+            raise ConfigError(f"palette={self.palette!r} is not one of 'index', 'expand'")
+        if self.classes > 2 and self.scale != "auto":
+            raise ConfigError(f'scale={self.scale!r} is for 2 classes; leave it at "auto" with classes={self.classes}')
+        if self.threshold is not None and (
+            self.classes > 2 or not isinstance(self.threshold, int) or not 0 < self.threshold < 65536
+        ):
+            raise ConfigError(
+                f"threshold={self.threshold!r} must be a whole number from 1 to 65535, and is for 2 classes"
+            )
+        _ = self.read  # its own checks
+
+    @property
+    def read(self) -> ReadOptions:
+        """How the file of a mask is read."""
+        return ReadOptions(
+            page=self.page,
+            alpha=self.alpha,
+            exif=self.exif,
+            palette=self.palette,
+            strict_extension=self.strict_extension,
+            max_pixels=self.max_pixels,
+            max_image_bytes=self.max_image_bytes,
+            equal_channels="collapse",
+        )
+
+
+DEFAULT_MASK = MaskOptions()
+"""Two classes, stored as 0 and 1 or as 0 and 255."""
+
+
+def read_mask(path: str | os.PathLike[str], options: MaskOptions = DEFAULT_MASK) -> NDArray[np.uint8]:
+    """Read the mask of an image.
+
+    Args:
+        path: A file as for ``read_image``.
+        options: The rules.
+
+    Returns:
+        [1, H, W] uint8 class numbers.
+
+    Raises:
+        DataError: as ``read_image``, or a value that is no class.
+    """
+    mask = read_image(path, options.read)
+    with naming(path):
+        return number_classes(mask, options)
+
+
+def number_classes(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
+    """Turn the values of a mask into class numbers.
+
+    Args:
+        mask: [1, H, W] as read under ``options.read``.
+        options: The rules.
+
+    Returns:
+        [1, H, W] uint8.
+
+    Raises:
+        DataError: a value that is no class, or values that are not whole numbers.
+    """
+    if mask.dtype == np.bool_:
+        return mask.astype(np.uint8)
+    values = _list_values(mask)
+    if mask.dtype.kind not in "iu":
+        raise DataError(
+            f"mask of {mask.dtype} with the values {_show(values)}; masks are whole numbers, save them as 8-bit PNG"
+        )
+    found = set(values.tolist())
+    if options.classes > 2:
+        if min(found) < 0 or max(found) >= options.classes:
+            raise DataError(_explain(values, f"0 to {options.classes - 1} (classes={options.classes})", options))
+        return mask.astype(np.uint8)
+    if options.threshold is not None:
+        return (mask >= options.threshold).astype(np.uint8)
+    if not any(found <= scale for scale in _SCALES[options.scale]):
+        allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in _SCALES[options.scale])
+        raise DataError(_explain(values, allowed, options))
+    foreground: NDArray[np.bool_] = mask != 0
+    return foreground.astype(np.uint8)
+
+
+def _list_values(mask: Array) -> Array:
+    if mask.dtype == np.uint8:
+        return np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
+    return np.unique(mask)
+
+
+def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
+    found, largest = set(values.tolist()), int(values.max())
+    if options.classes > 2:
+        hint = "set classes=2" if found <= {0, 255} else f"set classes={largest + 1} if these are class numbers"
+    elif found <= {0, 255} or found <= {0, 1}:
+        hint = f'set scale="{0}_{largest}"'
+    elif largest < 255:
+        edges = f"set mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
+        hint = f"set classes={largest + 1} if these are class numbers"
+        if len(values) == 2 and options.palette == "index":
+            hint += ', or palette="expand" if they stand for black and white in a palette'
+        elif len(values) <= largest:  # no run of class numbers
+            hint = f"{edges}, as smooth scaling leaves them; {hint}"
+    else:
+        hint = (
+            "values in between come from JPEG or from smooth scaling: set mask_read.threshold=128, which counts values "
+            "from 128 on as defect"
+        )
+    return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
+
+
+def _show(values: Array) -> str:
+    more = f", ... {len(values) - _SHOWN} more up to {values[-1]}" if len(values) > _SHOWN else ""
+    return ", ".join(str(value) for value in values[:_SHOWN]) + more

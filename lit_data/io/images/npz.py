@@ -1,0 +1,181 @@
+"""Reading ``.npz`` archives that may come from anybody."""
+
+import math
+import os
+import re
+import struct
+import threading
+import zipfile
+from dataclasses import dataclass
+from io import BytesIO
+from typing import IO, Any, BinaryIO
+
+import numpy as np
+
+from lit_data.errors import DataError
+from lit_data.io.images.stored import StoredImage
+from lit_data.io.source import naming, open_source
+from lit_data.types import Array
+
+MAGIC = b"\x93NUMPY"
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_CHANNELS = 16
+"""A first or last axis of at most this length can be the channels of a 3-D array."""
+
+NPY_LOCK = threading.Lock()
+"""NumPy reads a header by `ast`, whose depth Python 3.11 counts for all threads together: two at once may fail."""
+
+_PIXEL_DTYPES = "biuf"
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """Shape and dtype of a stored array; its values follow the header without a gap."""
+
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
+    """Read the header of an array of pixels.
+
+    Args:
+        stream: The file, anywhere.
+        size_bytes: Its size.
+
+    Returns:
+        The image. A 2-D array is one channel; of a 3-D array the shorter one of the first and the last axis is the
+        channels (the first if they are equal) and has at most 16 entries.
+
+    Raises:
+        DataError: damaged, cut, or not an array of pixels.
+    """
+    stream.seek(0)
+    header = read_array_header(stream, size_bytes)
+    if header.dtype.kind not in _PIXEL_DTYPES or header.dtype.itemsize > 8:
+        raise DataError(f"array of dtype {header.dtype}; booleans, integers and floats of up to 64 bits are read")
+    shape = header.shape if len(header.shape) == 3 else (1, *header.shape)
+    if len(shape) != 3 or min(shape) < 1 or shape[find_channel_axis(shape)] > MAX_CHANNELS:
+        raise DataError(
+            f"array of shape {header.shape}; give [H, W], [C, H, W] or [H, W, C] with at most {MAX_CHANNELS} channels"
+        )
+    channel_axis = find_channel_axis(shape)
+    height_px, width_px = shape[1:] if channel_axis == 0 else shape[:2]
+    return StoredImage(
+        kind="npy",
+        height_px=height_px,
+        width_px=width_px,
+        colors=shape[channel_axis],
+        dtype=header.dtype.newbyteorder("="),
+        bits_per_pixel=8 * shape[channel_axis] * header.dtype.itemsize,
+    )
+
+
+def find_channel_axis(shape: tuple[int, ...]) -> int:
+    """Which axis of [C, H, W] or [H, W, C] is the channels: 0 or 2, the shorter one."""
+    return 0 if shape[0] <= shape[2] else 2
+
+
+def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
+    """Read an array's header from its first byte on, and hold it against the size of what was stored.
+
+    Args:
+        stream: At the first byte of the array.
+        size_bytes: Bytes of header and values.
+
+    Raises:
+        DataError: not an array, objects (which would need pickle), a header above 64 KiB or above the file, or values
+            of another size than the header says.
+    """
+    start = stream.read(8)
+    width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
+    if not start.startswith(MAGIC) or width is None:
+        raise DataError(f"not a NumPy array of version 1, 2 or 3, starts with {start!r}")
+    length = int.from_bytes(field := stream.read(width), "little")
+    if len(field) < width or length > min(size_bytes, MAX_HEADER_BYTES):
+        raise DataError(f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are allowed")
+    header = _parse(stream.read(length), version=start[6])
+    if (found := size_bytes - 8 - width - length) != header.nbytes:
+        raise DataError(f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, {found} found")
+    return header
+
+
+def _parse(text: bytes, *, version: int) -> NpyHeader:
+    length = struct.pack("<H" if version == 1 else "<I", len(text))
+    read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+    try:
+        with NPY_LOCK:
+            shape, _, dtype = read(BytesIO(length + text), max_header_size=MAX_HEADER_BYTES)
+    except Exception as error:  # NumPy hands on what its parsers raise
+        raise DataError(f"damaged array header ({type(error).__name__})") from error
+    if dtype.hasobject:
+        raise DataError("array of Python objects; they could run code when loaded, save numbers instead")
+    if any(length < 0 for length in shape):
+        raise DataError(f"damaged array header: shape {shape}")
+    return NpyHeader(tuple(int(length) for length in shape), dtype)
+
+
+_NAME = re.compile(r"[A-Za-z0-9_]+\.npy")
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED = 1  # flag bit
+
+
+def read_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**30) -> dict[str, Array]:
+    """Read all arrays of an archive after holding each header against the size its directory declares.
+
+    Args:
+        path: The archive.
+        max_total_bytes: Most bytes of all members together, unpacked.
+
+    Returns:
+        Arrays by name, in the order of the archive.
+
+    Raises:
+        DataError: not an archive, damaged, larger than allowed, or with a member that is not a plain array of numbers
+            or text under a name of letters, digits and underscores.
+    """
+    with open_source(path) as stream:
+        if stream.read(4) != b"PK\x03\x04":
+            raise DataError("not an .npz archive")
+        with zipfile.ZipFile(stream) as archive:
+            members = archive.infolist()
+            check_directory(members, max_total_bytes)
+            return {member.filename[:-4]: _read_member(archive, member) for member in members}
+
+
+def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> None:
+    """Refuse an archive by its directory, before anything of it is unpacked.
+
+    Raises:
+        DataError: See `read_npz`.
+    """
+    total_bytes = sum(member.file_size for member in members)
+    if total_bytes > max_total_bytes:
+        raise DataError(
+            f"{total_bytes} bytes unpacked, more than max_total_bytes={max_total_bytes}; raise that if the archive is "
+            "meant to be so large"
+        )
+    seen: set[str] = set()
+    for member in members:
+        name = member.filename
+        if name in seen:
+            raise DataError(f"two members are named {name!r}")
+        seen.add(name)
+        if not _NAME.fullmatch(name):
+            raise DataError(f"member {name!r}; names are letters, digits and underscores with .npy")
+        if member.compress_type not in _METHODS or member.flag_bits & _ENCRYPTED:
+            raise DataError(f"member {name!r} is encrypted or packed by method {member.compress_type}; save with numpy")
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with naming(member.filename), archive.open(member) as stream:
+        read_array_header(stream, member.file_size)
+        stream.seek(0)
+        array: Array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
+        return array

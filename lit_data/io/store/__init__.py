@@ -1,0 +1,1 @@
+"""Decoded images in one memory-mapped store that every worker shares."""

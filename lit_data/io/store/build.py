@@ -1,0 +1,281 @@
+"""Building a decoded store: every source decoded once, strictly, into files that appear all at once or not at all."""
+
+import errno
+import logging
+import os
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.filesize import decimal
+
+from lit_data.errors import ConfigError, DataError, StoreStaleError, show_path
+from lit_data.files import sync_folder
+from lit_data.io.images.decoders import Decoder, ImageSource
+from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
+from lit_data.io.progress import ordered_map, track
+from lit_data.io.store.header import (
+    HEADER_NAME,
+    IMAGE_RECORD,
+    INDEX_NAME,
+    MAX_HEADER_BYTES,
+    PIXELS_NAME,
+    StoreHeader,
+    is_there,
+)
+from lit_data.io.store.sources import SourceTable, list_sources
+from lit_data.io.store.store_retention import Wanted, describe_stale, prune
+from lit_data.io.store.writer import explain_errors, keep_private, new_file, no_space, reserve, write_all
+from lit_data.io.temp import build_lock, sweep, temp_folder
+from lit_data.types import Array
+
+log = logging.getLogger(__name__)
+
+
+MAX_NOTES = 100
+"""Different remarks that are counted one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """One image, ready to be written.
+
+    Args:
+        pixels: [C, H, W], contiguous and little-endian.
+        crc32: Of the pixels.
+        notes: Remarks of the decoder, without the path.
+        source_crc32: Of each of its files.
+    """
+
+    pixels: Array
+    crc32: int
+    notes: tuple[str, ...]
+    source_crc32: tuple[int, ...]
+
+
+class PixelWriter:
+    """Appends decoded images to a pixel file.
+
+    Args:
+        fd: Open for writing, at the start of the file.
+        sources: Files of all images that may come, in order.
+
+    Attributes:
+        notes: How many images each remark was made about.
+        size_bytes: Bytes written.
+    """
+
+    def __init__(self, fd: int, sources: SourceTable) -> None:
+        self.notes: Counter[str] = Counter()
+        self.size_bytes = 0
+        self._fd = fd
+        self._sources = sources
+        self._images = np.zeros(len(sources.firsts), IMAGE_RECORD)
+        self._crcs = sources.files["crc32"].copy()
+
+    def append(self, number: int, image: DecodedImage) -> None:
+        """Write one image; numbers must rise from call to call."""
+        write_all(self._fd, image.pixels.data)
+        self._images[number] = (self.size_bytes, 0, *image.pixels.shape, image.crc32)
+        rows = self._sources.rows(number)
+        self._crcs[rows.start : rows.stop] = image.source_crc32
+        self.size_bytes += image.pixels.nbytes
+        for note in image.notes:
+            self.notes[note if note in self.notes or len(self.notes) < MAX_NOTES else "other remarks"] += 1
+
+    def finish(self) -> tuple[Array, SourceTable]:
+        """Return the records of the images that were written, and their files."""
+        files = self._sources.files.copy()
+        files["crc32"] = self._crcs
+        written = np.flatnonzero(self._images["channels"])
+        table = SourceTable(self._sources.names, files, self._sources.firsts).take(written)
+        images = self._images[written]
+        images["first_source"] = table.firsts
+        return images, table
+
+
+def decode_images(
+    decoder: Decoder, sources: Sequence[ImageSource], survey: Survey, workers: int
+) -> Iterator[DecodedImage | str]:
+    """Decode the good sources of a survey in threads, a few ahead of the one that is taken.
+
+    Args:
+        decoder: Decodes one source.
+        sources: All sources.
+        survey: Which of them are good.
+        workers: Number of threads.
+
+    Yields:
+        Each image in order, or what is wrong with it.
+    """
+
+    def decode(image: int) -> DecodedImage | str:
+        source = sources[survey.images[image]]
+        try:
+            decoded = decoder(source)
+            pixels = survey.check(image, decoded.array, source.paths[0])
+        except (DataError, OSError) as error:
+            return str(error)
+        notes = tuple(_cut_path(note, source.paths) for note in decoded.notes)
+        return DecodedImage(pixels, zlib.crc32(pixels.data), notes, decoded.source_crc32)
+
+    return ordered_map(decode, range(len(survey.images)), workers)
+
+
+def _cut_path(note: str, paths: Sequence[str]) -> str:
+    """Leave the path out, so that equal remarks about many files are counted as one."""
+    for path in paths:
+        note = note.removeprefix(f"{show_path(path)}: ")
+    return note
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How a store is built.
+
+    Args:
+        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and lists them.
+        workers: Threads that decode.
+        wait_s: Longest wait for another process that builds in the same folder.
+        rebuild: False raises instead of building anew after sources or options changed.
+        progress: Show bars on work that takes long.
+    """
+
+    on_bad: OnBad = "error"
+    workers: int = 2
+    wait_s: float = 3600
+    rebuild: bool = True
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        check_reading(self.workers, self.on_bad)
+        if not self.wait_s >= 0:
+            raise ConfigError(f"wait_s={self.wait_s} is not allowed; give 0 or more seconds")
+
+
+def build_store(sources: Sequence[ImageSource], folder: Path, decoder: Decoder, options: BuildOptions) -> Path:
+    """Find the store of these sources, or build it.
+
+    Args:
+        sources: The images.
+        folder: Holds the stores of one data set, each under its key.
+        decoder: Decodes one source.
+        options: How to build.
+
+    Returns:
+        The folder of the store; it exists and was whole when it was published.
+
+    Raises:
+        DataError: Sources are bad.
+        StoreError: Or one of its kinds; see ``lit_data.errors``.
+    """
+    wanted = Wanted(list_sources(sources, progress=options.progress), decoder.fingerprint, options.on_bad)
+    target = folder / wanted.key
+    if is_there(target):
+        return target
+    _tell_stale(folder, wanted, options.rebuild)
+    survey = survey_sources(sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress)
+    needed_bytes = _measure_store(survey, wanted.sources)
+    with explain_errors(folder, needed_bytes):
+        folder.mkdir(parents=True, exist_ok=True)
+        with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
+            if not is_there(target):
+                sweep(folder)
+                _check_space(folder, needed_bytes, len(survey.images))
+                with temp_folder(folder) as temp:
+                    _write_store(temp, sources, decoder, wanted, survey, options)
+                    _publish(temp, target)
+                prune(folder, target, wanted)
+    return target
+
+
+def _tell_stale(folder: Path, wanted: Wanted, rebuild: bool) -> None:
+    change = describe_stale(folder, wanted)
+    if change is None:
+        return
+    if not rebuild:
+        raise StoreStaleError(
+            f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow rebuilding, run "
+            "`python -m lit_data prepare`, or restore the old files and options"
+        )
+    log.warning("%s: building the decoded store anew: %s", show_path(folder), change)
+
+
+def _measure_store(survey: Survey, sources: SourceTable) -> int:
+    index_bytes = len(survey.images) * IMAGE_RECORD.itemsize + sources.files.nbytes + sources.names.nbytes
+    return survey.pixels_bytes + index_bytes + MAX_HEADER_BYTES // 16
+
+
+def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    where = show_path(folder)
+    log.info("store: %d images, %s, free %s in %s", images, decimal(needed_bytes), decimal(free_bytes), where)
+    if needed_bytes > free_bytes:
+        raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
+
+
+def _write_store(
+    temp: Path,
+    sources: Sequence[ImageSource],
+    decoder: Decoder,
+    wanted: Wanted,
+    survey: Survey,
+    options: BuildOptions,
+) -> None:
+    bad = list(survey.skipped)
+    with new_file(temp / PIXELS_NAME) as fd:
+        reserve(fd, survey.pixels_bytes)
+        writer = PixelWriter(fd, wanted.sources.take(survey.images))
+        decoded = decode_images(decoder, sources, survey, options.workers)
+        with closing(track(decoded, "decoding", len(survey.images), enabled=options.progress)) as images:
+            for number, image in enumerate(images):
+                if isinstance(image, str):
+                    bad.append((sources[survey.images[number]].paths[0], image))
+                elif not bad or options.on_bad == "skip":
+                    writer.append(number, image)
+        raise_bad(bad, len(sources), options.on_bad)
+        os.ftruncate(fd, writer.size_bytes)
+    _write_tables(temp, writer, wanted, survey, bad)
+    keep_private(temp, (path for number in survey.images for path in sources[number].paths))
+
+
+def _write_tables(
+    temp: Path, writer: PixelWriter, wanted: Wanted, survey: Survey, skipped: list[tuple[str, str]]
+) -> None:
+    images, table = writer.finish()
+    index = b"".join((images.tobytes(), table.files.tobytes(), table.names.tobytes()))
+    header = StoreHeader(
+        key=wanted.key,
+        dtype=survey.dtype,
+        channels=survey.channels,
+        images=len(images),
+        sources=len(table.files),
+        pixels_bytes=writer.size_bytes,
+        names_bytes=table.names.nbytes,
+        index_crc32=zlib.crc32(index),
+        decoder=wanted.decoder,
+        on_bad=wanted.on_bad,
+        notes=dict(writer.notes),
+        skipped=tuple(skipped),
+    ).encode()
+    if len(header) > MAX_HEADER_BYTES:
+        raise DataError(f"{len(skipped)} bad images are too many to skip; the first: {skipped[0][1]}")
+    for name, content in ((INDEX_NAME, index), (HEADER_NAME, header)):
+        with new_file(temp / name) as fd:
+            write_all(fd, memoryview(content))
+
+
+def _publish(temp: Path, target: Path) -> None:
+    sync_folder(temp)
+    try:
+        temp.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        log.info("%s: another process published this store first; it is used", show_path(target))
+    sync_folder(target.parent)

@@ -1,0 +1,167 @@
+"""`DetectionModule`: learn to find objects and to say what they are."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.devices import constant
+from lit_data.errors import ConfigError
+from lit_data.modules.detection.average_precision import BoxScores, Objects
+from lit_data.modules.detection.boxes import non_maximum_suppression
+from lit_data.modules.detection.net import Predictions
+from lit_data.modules.detection.targets import Truths, detection_loss, read_truths
+from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.scored import ScoredModule
+from lit_data.types import COUNT_SUFFIX, Batch
+
+_LEAST_SCORE: Final = 0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
+_MOST_COMPARED: Final = 1000  # boxes of an image that non-maximum suppression looks at
+_MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
+
+
+class DetectionModule(ScoredModule):
+    """A net that finds objects, its loss, and mean average precision.
+
+    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in the batch, class,
+    and centre x, centre y, width, height as shares of the image. Where there is ``boxes_count`` [B], it says whose the
+    boxes are, in order, and the rows are not read: a piece of a batch still has the row numbers of the whole.
+
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it:
+
+    - ``map50``: mean over the classes of the average precision at IoU 0.5;
+    - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95.
+
+    `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; net and optimizer are given again.
+
+    Args:
+        net: From [B, 3, H, W] images to `Predictions`; see `DetectorNet`.
+        optimizer: Makes the optimizer from the parameters; AdamW by default.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
+        box_weight: Weight of the boxes in the loss, see `detection_loss`.
+        score_threshold: Predicted objects have a higher score. Evaluation has its own, 0.01.
+        iou_threshold: Of two objects of a class that overlap more, the one with the higher score stays.
+
+    Raises:
+        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has more classes than
+            the net.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "one_cycle",
+        box_weight: float = 2.0,
+        score_threshold: float = 0.25,
+        iou_threshold: float = 0.6,
+    ) -> None:
+        super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
+        if not (0 <= score_threshold < 1 and 0 < iou_threshold <= 1):
+            raise ConfigError(
+                f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= score_threshold < 1 and "
+                "0 < iou_threshold <= 1"
+            )
+        self.box_weight = box_weight
+        self.score_threshold, self.iou_threshold = score_threshold, iou_threshold
+        self.scores = nn.ModuleDict({"val": BoxScores(), "test": BoxScores()})
+        # Plain values only, so that checkpoints load with weights_only=True.
+        self.save_hyperparameters("schedule", "box_weight", "score_threshold", "iou_threshold")
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Compare the classes of the net with those of the set, where both say them.
+
+        Raises:
+            ConfigError: The set has more: their objects would fit no output of the net.
+        """
+        trainer: Any = self.trainer
+        ours, names = getattr(self.net, "classes", None), getattr(trainer.datamodule, "classes", None)
+        if isinstance(ours, int) and isinstance(names, Sequence) and len(names) > ours:
+            raise ConfigError(f"the set has {len(names)} classes, the net {ours}: set model.net.classes={len(names)}")
+
+    @override
+    def forward(self, images: Tensor) -> Predictions:
+        """What the net says at its places about images [B, 3, H, W]."""
+        found: Predictions = self.net(images)
+        return found
+
+    @override
+    def find_loss(self, batch: Batch) -> Tensor:
+        return detection_loss(self(batch["image"]), _read_truths(batch), box_weight=self.box_weight)
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[Objects]:
+        """The objects of each image.
+
+        Returns:
+            For each image up to 100 objects, the highest score first: ``boxes`` [n, 4] float32 (left, top, right,
+            bottom) in pixels of the batch image, ``scores`` [n] float32 in 0..1, ``classes`` [n] int64.
+        """
+        return self._find(batch["image"], self.score_threshold)
+
+    def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
+        height_px, width_px = images.shape[-2:]
+        predictions = self(images)
+        limits = constant((width_px, height_px) * 2, predictions.boxes.device, predictions.boxes.dtype)
+        boxes = predictions.boxes.clamp(min=0).minimum(limits)
+        return [
+            find_objects(logits, places, score_threshold=score_threshold, iou_threshold=self.iou_threshold)
+            for logits, places in zip(predictions.logits, boxes, strict=True)
+        ]
+
+    @override
+    def score(self, batch: Batch, stage: str) -> None:
+        truths = _read_truths(batch)
+        mine = [truths.rows == row for row in range(len(batch["image"]))]
+        true = [{"boxes": truths.boxes[own], "classes": truths.classes[own]} for own in mine]
+        self._metric(stage).update(self._find(batch["image"], _LEAST_SCORE), true)
+
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
+        metric = self._metric(stage)
+        found = metric.compute()
+        metric.reset()
+        return found
+
+    def _metric(self, stage: str) -> BoxScores:
+        scores: Any = self.scores[stage]
+        found: BoxScores = scores
+        return found
+
+
+def find_objects(logits: Tensor, boxes: Tensor, *, score_threshold: float, iou_threshold: float) -> Objects:
+    """The objects of one image: each place and class above the threshold, less those that a better one overlaps.
+
+    Args:
+        logits: [P, classes].
+        boxes: [P, 4] corners in pixels.
+        score_threshold: Objects have a higher score.
+        iou_threshold: See `non_maximum_suppression`.
+
+    Returns:
+        ``boxes`` [n, 4], ``scores`` [n], ``classes`` [n] int64 of up to 100 objects, the highest score first.
+    """
+    scores = logits.sigmoid().flatten()
+    scores, flat = scores.topk(min(_MOST_COMPARED, len(scores)))
+    flat, scores = flat[scores > score_threshold], scores[scores > score_threshold]
+    places, classes = flat // logits.shape[1], flat % logits.shape[1]
+    kept = non_maximum_suppression(boxes[places], scores, classes, iou_threshold=iou_threshold, most=_MOST_KEPT)
+    return {"boxes": boxes[places][kept], "scores": scores[kept], "classes": classes[kept]}
+
+
+def _read_truths(batch: Batch) -> Truths:
+    height_px, width_px = batch["image"].shape[-2:]
+    truths = read_truths(batch["boxes"], height_px=height_px, width_px=width_px)
+    counts = batch.get(f"boxes{COUNT_SUFFIX}")
+    if counts is None:
+        return truths
+    rows = torch.arange(len(counts), device=counts.device)
+    return truths._replace(rows=rows.repeat_interleave(counts, output_size=len(truths.boxes)))
+
+
+def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=2e-3, weight_decay=5e-2)

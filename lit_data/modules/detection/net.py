@@ -1,0 +1,169 @@
+"""`DetectorNet`: a small convolutional net that says at each place of an image which object has its centre near it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.errors import ConfigError
+from lit_data.modules.detection.boxes import to_corners
+
+_PRIOR: Final = 0.01  # probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017)
+_FIRST_SIZE: Final = 4.0  # strides; so that before any training each object is nearest to a level of its own size
+_LARGEST_LOG: Final = 6.0  # e^6 * 4 strides is 13 thousand pixels at least; beyond it exp would leave float32
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A grid of places over the image; the place (y, x) has its centre at ``(x + 0.5, y + 0.5) * stride_px``."""
+
+    stride_px: int
+    rows: int
+    columns: int
+
+
+class Predictions(NamedTuple):
+    """What a detector says at its P places, all levels behind each other, each row by row.
+
+    Attributes:
+        logits: [B, P, classes] float32.
+        boxes: [B, P, 4] float32, corners in pixels of the batch image.
+        levels: Where the places lie.
+    """
+
+    logits: Tensor
+    boxes: Tensor
+    levels: tuple[Level, ...]
+
+
+class DetectorNet(nn.Module):
+    """Features at strides of 8, 16 and 32 px, each joined with the coarser one, and a head for each.
+
+    The joining is that of feature pyramids (Lin et al., CVPR 2017), the two branches of a head are those of FCOS (Tian
+    et al., ICCV 2019). A head gives one logit for each class, and a box as the offset of its centre from the place and
+    the logarithm of its size, both in strides. Unlike distances to four sides these describe any box from any place,
+    also one of a single pixel that lies between the places.
+
+    Args:
+        classes: Number of classes.
+        width: Channels of the first layer; deeper ones have up to eight times as many. 16 gives 0.9 M parameters.
+
+    Raises:
+        ConfigError: A number is not positive, or the width is odd.
+    """
+
+    strides_px: Final = (8, 16, 32)
+
+    def __init__(self, classes: int, *, width: int = 16) -> None:
+        super().__init__()
+        if classes < 1 or width < 2 or width % 2:
+            raise ConfigError(f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2")
+        self.classes = classes
+        fine, middle, coarse = 4 * width, 8 * width, 8 * width
+        self.stem = nn.Sequential(
+            _convolve(3, width, stride=2), _convolve(width, 2 * width, stride=2), _Block(2 * width)
+        )
+        self.stages = nn.ModuleList(
+            nn.Sequential(_convolve(inputs, outputs, stride=2), _Block(outputs))
+            for inputs, outputs in ((2 * width, fine), (fine, middle), (middle, coarse))
+        )
+        self.sides = nn.ModuleList(_convolve(inputs, fine, kernel=1) for inputs in (fine, middle, coarse))
+        self.joins = nn.ModuleList(_convolve(fine, fine) for _ in self.strides_px)
+        self.heads = nn.ModuleList(_Head(fine, classes) for _ in self.strides_px)
+
+    @override
+    def forward(self, images: Tensor) -> Predictions:
+        """What the net sees.
+
+        Args:
+            images: [B, 3, H, W] float32 in 0..1; any H and W.
+        """
+        features: Tensor = self.stem(images.contiguous(memory_format=torch.channels_last))
+        sides: list[Tensor] = []
+        for stage, side in zip(self.stages, self.sides, strict=True):
+            features = stage(features)
+            sides.append(side(features))
+        joined = self._join(sides)
+        found = [head(level) for head, level in zip(self.heads, joined, strict=True)]
+        logits, codes = (torch.cat(parts, dim=1).float() for parts in zip(*found, strict=True))
+        levels = tuple(Level(stride, *level.shape[-2:]) for stride, level in zip(self.strides_px, joined, strict=True))
+        return Predictions(logits, decode(codes, levels), levels)
+
+    def _join(self, sides: Sequence[Tensor]) -> list[Tensor]:
+        """Give each level what the coarser ones saw, from the coarsest down."""
+        joined: list[Tensor] = []
+        for side, join in zip(reversed(sides), reversed(self.joins), strict=True):
+            coarser = F.interpolate(joined[0], size=side.shape[-2:], mode="nearest") if joined else 0
+            joined.insert(0, join(side + coarser))
+        return joined
+
+
+def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
+    """Boxes from what the heads say about them, in float32.
+
+    Args:
+        codes: [B, P, 4] offsets of the centre (x, y) in strides, and logarithms of (w, h) over 4 strides.
+        levels: Where the places lie.
+
+    Returns:
+        [B, P, 4] corners in pixels.
+    """
+    with torch.autocast(codes.device.type, enabled=False):
+        centres, strides = place_centres(levels, codes.device)
+        middle = centres + codes[..., :2].float() * strides
+        size = codes[..., 2:].float().clamp(max=_LARGEST_LOG).exp() * strides * _FIRST_SIZE
+        return to_corners(torch.cat((middle, size), dim=-1))
+
+
+def place_centres(levels: Sequence[Level], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Centres (x, y) [P, 2] of all places, and their strides [P, 1], in pixels."""
+    centres, strides = [], []
+    for level in levels:
+        rows = torch.arange(level.rows, device=device, dtype=torch.float32)
+        columns = torch.arange(level.columns, device=device, dtype=torch.float32)
+        y, x = torch.meshgrid(rows, columns, indexing="ij")
+        centres.append((torch.stack((x, y), dim=-1).flatten(0, 1) + 0.5) * level.stride_px)
+        strides.append(torch.full((level.rows * level.columns, 1), float(level.stride_px), device=device))
+    return torch.cat(centres), torch.cat(strides)
+
+
+class _Block(nn.Module):
+    """Two convolutions through half the channels, added to their input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(_convolve(channels, channels // 2), _convolve(channels // 2, channels))
+
+    @override
+    def forward(self, features: Tensor) -> Tensor:
+        added: Tensor = features + self.layers(features)
+        return added
+
+
+class _Head(nn.Module):
+    """Classes and boxes of one level, from [B, C, rows, columns] to [B, places, classes] and [B, places, 4]."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.classes = nn.Sequential(_convolve(channels, channels), nn.Conv2d(channels, classes, 1))
+        self.boxes = nn.Sequential(_convolve(channels, channels), nn.Conv2d(channels, 4, 1))
+        for branch, bias in ((self.classes, math.log(_PRIOR / (1 - _PRIOR))), (self.boxes, 0.0)):
+            last = branch[-1]
+            assert isinstance(last, nn.Conv2d)
+            nn.init.normal_(last.weight, std=0.01)
+            nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # a Conv2d without bias has None
+
+    @override
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        logits, codes = self.classes(features), self.boxes(features)
+        return logits.flatten(2).transpose(1, 2), codes.flatten(2).transpose(1, 2)
+
+
+def _convolve(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.SiLU(inplace=True))

@@ -1,0 +1,200 @@
+"""Which places of a detector learn which object.
+
+Centre sampling (Tian et al., "FCOS", ICCV 2019) names the places near an object's centre; among them those are taken
+that already do best in both class and box (Feng et al., "TOOD: Task-aligned one-stage object detection", ICCV 2021).
+All objects of a batch are worked off at once, and at no point is each compared with every place of its image.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_data.devices import constant
+from lit_data.errors import ConfigError
+from lit_data.modules.detection.boxes import box_iou, generalised_iou, to_corners
+from lit_data.modules.detection.net import Level, Predictions
+
+_REACH: Final = 2  # places to each side of the one that holds the centre; FCOS has 1.5
+_PLACES: Final = 10  # learning places of an object at most; ultralytics has the same
+_IOU_POWER: Final = 6  # of TOOD, as is the root of the score
+_LEAST_QUALITY: Final = 0.1  # an object that no box meets yet is learned all the same
+_CLOSENESS: Final = 1e-12  # decides among places whose boxes do not meet the object, and about nothing else
+
+
+class Truths(NamedTuple):
+    """The N objects of a batch.
+
+    Attributes:
+        rows: [N] int64, image in the batch.
+        classes: [N] int64.
+        boxes: [N, 4] float32, corners in pixels of the batch image.
+    """
+
+    rows: Tensor
+    classes: Tensor
+    boxes: Tensor
+
+
+class Targets(NamedTuple):
+    """The T places that learn an object; all others learn that there is none.
+
+    Attributes:
+        places: [T] int64, row * P + place.
+        truths: [T] int64, number of the object.
+        quality: [T] float32 in 0..1, the score to learn: the object's best IoU for the place that does best, less for
+            the others.
+    """
+
+    places: Tensor
+    truths: Tensor
+    quality: Tensor
+
+
+def read_truths(boxes: Tensor, *, height_px: int, width_px: int) -> Truths:
+    """Objects in pixels from the flat boxes of a batch.
+
+    Args:
+        boxes: [N, 6] (row, class, cx, cy, w, h), shares of the image.
+        height_px: Of the batch images.
+        width_px: Of the batch images.
+    """
+    scale = constant((width_px, height_px) * 2, boxes.device)
+    return Truths(boxes[:, 0].long(), boxes[:, 1].long(), to_corners(boxes[:, 2:].float() * scale))
+
+
+@torch.no_grad()
+def assign(predictions: Predictions, truths: Truths) -> Targets:
+    """Choose up to ten places for each object.
+
+    Candidates are the 5 x 5 places around an object's centre at each level whose own centres lie inside its box, and
+    always the one in the middle, so that the smallest box has one at each level. They are ranked by
+    ``sqrt(score) * IoU^6`` of what the net says there now. A place wanted by several objects learns the one that its
+    box overlaps most.
+
+    Args:
+        predictions: Of the net.
+        truths: Objects of the same images.
+
+    Raises:
+        ConfigError: A class is not one of the net's.
+    """
+    places_in_image, classes = predictions.logits.shape[1:]
+    candidates, distance, valid = find_candidates(truths.boxes, predictions.levels)
+    candidates = candidates + (truths.rows * places_in_image)[:, None]
+    overlap = box_iou(predictions.boxes.flatten(0, 1)[candidates], truths.boxes[:, None])
+    score = predictions.logits.flatten(0, 1)[candidates, truths.classes.clamp(max=classes - 1)[:, None]].sigmoid()
+    rank = score.sqrt() * overlap**_IOU_POWER + _CLOSENESS / (1 + distance)
+    chosen_rank, chosen = rank.masked_fill(~valid, 0).topk(min(_PLACES, rank.shape[1]))
+    places, overlap = (values.gather(1, chosen).flatten() for values in (candidates, overlap))
+    overlap = overlap.masked_fill(chosen_rank.flatten() == 0, -1)  # no claim
+    wins = _settle_conflicts(places, overlap, predictions.logits.shape[0] * places_in_image)
+    own = wins.logical_not().to(torch.uint8).argsort(stable=True)[: _count(wins, truths.classes, classes)]
+    numbers = own // chosen.shape[1]
+    return _rate(places[own], numbers, overlap[own], chosen_rank.flatten()[own], len(truths.boxes))
+
+
+def find_candidates(boxes: Tensor, levels: Sequence[Level]) -> tuple[Tensor, Tensor, Tensor]:
+    """Places near the centre of each box.
+
+    Args:
+        boxes: [N, 4] corners in pixels.
+        levels: Where the places lie.
+
+    Returns:
+        Numbers of places in their image [N, 25 * levels] int64, squared distances from the centre of the box in
+        strides, and which of them count.
+    """
+    parts = [_find_in_level(boxes, level) for level in levels]
+    first = [0]
+    for level in levels:
+        first.append(first[-1] + level.rows * level.columns)
+    numbers, distances, valid = zip(*parts, strict=True)
+    shifted = [part + start for part, start in zip(numbers, first, strict=False)]
+    return torch.cat(shifted, dim=1), torch.cat(distances, dim=1), torch.cat(valid, dim=1)
+
+
+def _find_in_level(boxes: Tensor, level: Level) -> tuple[Tensor, Tensor, Tensor]:
+    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
+    last = constant((level.columns - 1, level.rows - 1), boxes.device, torch.int64)
+    cell = torch.minimum((middle / level.stride_px).floor().long().clamp(min=0), last)
+    steps = torch.arange(-_REACH, _REACH + 1, device=boxes.device)
+    offsets = torch.cartesian_prod(steps, steps)
+    cells = cell[:, None] + offsets
+    centres = (cells + 0.5) * level.stride_px
+    inside = ((centres > boxes[:, None, :2]) & (centres < boxes[:, None, 2:])).all(-1) | (offsets == 0).all(-1)
+    on_map = ((cells >= 0) & (cells <= last)).all(-1)
+    distance = ((centres - middle[:, None]) / level.stride_px).square().sum(-1)
+    x, y = cells.minimum(last).clamp(min=0).unbind(-1)
+    return y * level.columns + x, distance, inside & on_map
+
+
+def _settle_conflicts(places: Tensor, overlap: Tensor, count: int) -> Tensor:
+    """[T] bool: whether a claim on a place is the one with the largest overlap, the first of equal ones."""
+    best = overlap.new_zeros(count).scatter_reduce(0, places, overlap, "amax")
+    order = torch.arange(len(places), device=places.device)
+    order = order.masked_fill(overlap < best[places], len(places))
+    first = torch.full((count,), len(places), device=places.device).scatter_reduce(0, places, order, "amin")
+    return (order < len(places)) & (order == first[places])
+
+
+def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: int) -> Targets:
+    """Scale the ranks of each object so that its best place has the best IoU as its quality."""
+    best_rank = rank.new_zeros(count).scatter_reduce(0, truths, rank, "amax")
+    best_overlap = rank.new_zeros(count).scatter_reduce(0, truths, overlap, "amax").clamp(min=_LEAST_QUALITY)
+    quality = rank / best_rank[truths] * best_overlap[truths]
+    return Targets(places, truths, quality.clamp(max=1))
+
+
+def _count(wins: Tensor, classes: Tensor, known: int) -> int:
+    """How many places learn an object: the one number of a step that the host waits for, with a look at the classes."""
+    if not len(classes):
+        return 0
+    count, highest = torch.stack((wins.sum(), classes.max())).tolist()
+    if highest >= known:
+        raise ConfigError(f"a box has class {highest}, but the net knows {known}, from 0: set model.net.classes")
+    return int(count)
+
+
+def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: float = 2.0) -> Tensor:
+    """Cross entropy of scores plus `box_weight` times 1 - GIoU of boxes, in float32.
+
+    Both are summed over the places of one image and divided by what its objects weigh there (the sum of the qualities,
+    at least 1); the loss is the mean over the images. Dividing by the objects of the batch, as is common, would make
+    each image's gradient depend on its neighbours; so no image changes the weight of another, and a batch gives the
+    same gradient when it is worked off in micro-batches or on several ranks, each weighted by its images.
+
+    The cross entropy is that of soft targets (Li et al., "Generalized focal loss", NeurIPS 2020) less their entropy,
+    a constant: a net that says exactly what it is to say has loss 0.
+
+    Args:
+        predictions: Of the net, for B images.
+        truths: Objects of the same images.
+        box_weight: Weight of the boxes' term.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ConfigError: A class is not one of the net's.
+    """
+    with torch.autocast(predictions.logits.device.type, enabled=False):
+        targets = assign(predictions, truths)
+        images, places_in_image = predictions.logits.shape[:2]
+        rows = targets.places // places_in_image
+        weight = predictions.logits.new_zeros(images).index_add(0, rows, targets.quality).clamp(min=1)
+        entropy = F.softplus(predictions.logits).flatten(1).sum(1)
+        entropy = entropy.index_add(0, rows, _entropy_of_objects(predictions, truths, targets))
+        found = predictions.boxes.flatten(0, 1)[targets.places]
+        misses = targets.quality * (1 - generalised_iou(found, truths.boxes[targets.truths]))
+        boxes = torch.zeros_like(weight).index_add(0, rows, misses)
+        return ((entropy + box_weight * boxes) / weight).mean()
+
+
+def _entropy_of_objects(predictions: Predictions, truths: Truths, targets: Targets) -> Tensor:
+    """[T]: what the cross entropy of a place with an object has beyond softplus(logit), which every place has."""
+    logits = predictions.logits.flatten(0, 1)[targets.places, truths.classes[targets.truths]]
+    own: Tensor = torch.special.entr(targets.quality) + torch.special.entr(1 - targets.quality)
+    return -targets.quality * logits - own

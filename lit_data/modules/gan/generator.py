@@ -1,0 +1,167 @@
+"""`GeneratorModule`: a generator, the running mean of its weights, and pictures from it."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.errors import ConfigError
+from lit_data.grid import pair_px
+from lit_data.modules.gan.conditions import Conditions
+from lit_data.modules.gan.sampling import draw_conditions, draw_sample_latents, render_samples
+from lit_data.rng import check_seed
+
+
+class GeneratorModule(L.LightningModule):
+    """What modules that learn to make pictures share.
+
+    Args:
+        generator: From latents [B, latent_size] and `Conditions` to images [B, C, H, W] in about -1..1.
+        latent_size: Length of the latents.
+        num_labels: Labels of the data; 0 where the generator knows none.
+        seed: Of what training draws.
+        ema_decay: Share of the running mean that is kept in each step; less in the first steps.
+
+    Attributes:
+        ema_generator: The generator with the running mean of its weights.
+        poses: [V, 2] float32 (azimuth, elevation) rad of the datamodule's views; none without.
+
+    Raises:
+        ConfigError: A number is out of range, or not that of the generator.
+    """
+
+    def __init__(self, generator: nn.Module, *, latent_size: int, num_labels: int, seed: int, ema_decay: float) -> None:
+        super().__init__()
+        if not 0 <= ema_decay < 1:
+            raise ConfigError(f"ema_decay={ema_decay}: need 0 or more, below 1")
+        check_net(generator, {"latent_size": latent_size, "num_labels": num_labels}, "the module has")
+        self.generator, self.ema_generator = generator, copy.deepcopy(generator).requires_grad_(False)
+        self.latent_size, self.num_labels, self.seed = latent_size, num_labels, check_seed(seed)
+        self.ema_decay = ema_decay
+        self.poses: Tensor | None = None
+
+    @override
+    def setup(self, stage: str) -> None:
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        self.poses = getattr(datamodule, "poses", self.poses)
+        found = {name: getattr(datamodule, name, None) for name in ("image_px", "channels")}
+        check_net(self.generator, {name: value for name, value in found.items() if value is not None}, "the data have")
+        if stage == "fit":
+            check_repeatable(self.generator, self.trainer.strategy.root_device)
+        labels = getattr(datamodule, "num_labels", 0)
+        if 0 < self.num_labels < labels:
+            raise ConfigError(
+                f"num_labels={self.num_labels}: the data have {labels} - set model.num_labels to it, or to 0"
+            )
+
+    @override
+    def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
+        """Images [B, C, H, W] in about -1..1 of latents [B, latent_size], by the running mean of the weights."""
+        images: Tensor = self.ema_generator(latents, conditions)
+        return images
+
+    def sample_images(
+        self,
+        count: int,
+        *,
+        seed: int = 0,
+        labels: Sequence[int] | Tensor | None = None,
+        poses: Tensor | None = None,
+        batch_size: int = 64,
+    ) -> Tensor:
+        """Pictures by the running mean of the weights, moved to the CPU batch by batch.
+
+        Args:
+            count: How many.
+            seed: Draws latents, and what is not given.
+            labels: [count] of the pictures; by default drawn, all as likely.
+            poses: [count, 2] float32 (azimuth, elevation) rad; by default drawn from those of the datamodule.
+            batch_size: Pictures at once.
+
+        Returns:
+            [count, C, H, W] float32 in 0..1 on the CPU; the same for any batch size.
+
+        Raises:
+            ConfigError: There are not `count` of something, a label is out of range, or there are no poses.
+        """
+        if poses is None and self.poses is None and getattr(self.generator, "posed", False):
+            raise ConfigError("pictures depend on the pose, and no datamodule gives any: give poses, [count, 2]")
+        conditions = draw_conditions(
+            count, seed=seed, num_labels=self.num_labels, labels=labels, poses=poses, known_poses=self.poses
+        )
+        return self._render(draw_sample_latents(count, self.latent_size, seed), conditions, batch_size)
+
+    def sweep_views(
+        self,
+        count: int,
+        poses: Tensor,
+        seed: int = 0,
+        *,
+        labels: Sequence[int] | Tensor | None = None,
+        batch_size: int = 64,
+    ) -> Tensor:
+        """The same objects from all sides; of a generator without poses, the same picture each time.
+
+        Args:
+            count: Objects.
+            poses: [V, 2] float32 (azimuth, elevation) rad.
+            seed: Draws latents, and labels that are not given.
+            labels: [count] of the objects.
+            batch_size: Pictures at once.
+
+        Returns:
+            [count, V, C, H, W] float32 in 0..1 on the CPU.
+        """
+        views = len(poses)
+        one = draw_conditions(count, seed=seed, num_labels=self.num_labels, labels=labels, poses=None, known_poses=None)
+        conditions = Conditions(one.labels.repeat_interleave(views), poses.cpu().float().repeat(count, 1))
+        latents = draw_sample_latents(count, self.latent_size, seed).repeat_interleave(views, dim=0)
+        images = self._render(latents, conditions, batch_size)
+        return images.view(count, views, *images.shape[1:])
+
+    def follow_generator(self, steps: int) -> None:
+        """Move the running mean by a step, after so many steps before it; buffers are taken as they are."""
+        # As in tf.train.ExponentialMovingAverage: the first steps, far from any mean, are soon forgotten.
+        decay = min(self.ema_decay, (1 + steps) / (10 + steps))
+        with torch.no_grad():
+            for mean, weight in zip(self.ema_generator.parameters(), self.generator.parameters(), strict=True):
+                mean.lerp_(weight, 1 - decay)
+            for kept, buffer in zip(self.ema_generator.buffers(), self.generator.buffers(), strict=True):
+                kept.copy_(buffer)
+
+    def _render(self, latents: Tensor, conditions: Conditions, batch_size: int) -> Tensor:
+        return render_samples(
+            self.ema_generator, conditions, latents=latents, batch_size=batch_size, device=self.device
+        )
+
+
+def check_net(net: nn.Module, wanted: Mapping[str, Any], who: str) -> None:
+    """Compare what a net says of itself with what it is used for; a net that does not say is believed.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    for name, value in wanted.items():
+        own = getattr(net, name, value)
+        if name == "image_px":
+            own, value = pair_px(name, own), pair_px(name, value)
+        if own != value:
+            raise ConfigError(f"{name}={own} of {type(net).__name__}: {who} {value} - set it to that")
+
+
+def check_repeatable(net: nn.Module, device: torch.device) -> None:
+    """Refuse, before training, what would end its first backward pass.
+
+    Raises:
+        ConfigError: Deterministic algorithms are asked for, and the net has a gradient without one.
+    """
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    if strict and device.type == "cuda" and not getattr(net, "repeatable", True):
+        raise ConfigError(
+            f"trainer.deterministic=true: {type(net).__name__} learns through grid_sample, whose gradient has no "
+            "deterministic kernel on CUDA. Set trainer.deterministic=warn, or train another net"
+        )

@@ -1,0 +1,234 @@
+"""`GANModule`: a generator and a discriminator that learn from each other within a given memory."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, cast, get_args
+
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lit_data.batch_form import count_samples
+from lit_data.checks import check_choice
+from lit_data.errors import ConfigError
+from lit_data.modules.gan.conditions import RayPatches, Use
+from lit_data.modules.gan.generator import GeneratorModule, check_net
+from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
+from lit_data.modules.gan.step import LOSSES, GANLoss, Part, PartDraws, learn, make_fakes, penalise
+from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
+from lit_data.types import Batch
+
+Order = Literal["alternating", "simultaneous"]
+
+
+class GANModule(GeneratorModule):
+    """Two nets, two optimizers, manual optimisation.
+
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label`` [B] int64 and ``pose``
+    [B, 2] float32 (azimuth, elevation; rad) where the nets depend on them. Fakes get the labels and poses of the real
+    images of the batch; their latents are a pure function of (seed, epoch, index), as are the places of patches. So
+    neither parts of a batch, nor a resume, nor a step that is repeated changes what is drawn.
+
+    What keeps memory low: the discriminator learns from fakes that were made once, without a graph, and from fakes,
+    real images and penalty one after the other, each graph gone before the next; gradients are gone once an optimizer
+    has stepped; while the generator learns, the discriminator's weights have no gradients; and parts of
+    `micro_batch_size` samples, weighted by their number, give the step of the whole batch.
+
+    Logs in each step:
+
+    - ``train/generator_loss``, ``train/discriminator_loss``: the latter without the penalty;
+    - ``train/r1``: mean squared norm of the score's gradient, the last one that was computed;
+    - ``train/real_score``, ``train/fake_score``: mean scores as the discriminator learned from them;
+
+    and ``val/real_score`` or ``test/real_score`` of images held out: far below that of training where the
+    discriminator has learned its images by heart.
+
+    A module of another kind may take the place of each net: the generator from latents [B, latent_size] and
+    `Conditions` to images in -1..1, the discriminator from images and `Conditions` to scores [B].
+
+    Args:
+        generator: `ConvGenerator` by default.
+        discriminator: `ConvDiscriminator` by default.
+        image_px: Height and width of the images, or both in one number; of the default nets.
+        channels: Of the images; of the default nets.
+        latent_size: Length of the latents.
+        num_labels: Labels of the data; 0 where the nets know none.
+        seed: Draws latents and patches.
+        loss: ``non_saturating`` or ``hinge``.
+        r1_weight: Weight of the penalty, half of which is counted (gamma in the paper); 0 leaves it out.
+        r1_every: The penalty is computed in every so many steps, and weighs so many times as much.
+        micro_batch_size: Samples that go through the nets at once; none: the whole batch.
+        r1_micro_batch_size: The same for the penalty, whose graph is some three times as large; none: as for the rest.
+        order: ``alternating``: the generator learns from a discriminator that has just stepped; ``simultaneous``: both
+            step at the end, so that a step that runs out of memory can be repeated as a whole by `AdaptiveBatchSize`.
+        ema_decay: Samples come from a running mean of the generator's weights, which keeps this share in each step;
+            less in the first steps.
+        patches: Train on random patches of the images; none: on whole images.
+        generator_optimizer: Makes the optimizer from the parameters; Adam by default.
+        discriminator_optimizer: The same for the discriminator.
+        schedule: Of both learning rates over the run, see `learning_rate_factor`; `none` leaves them.
+        gradient_clip_norm: Gradients of each net are cut to this L2 norm before its step; none leaves them.
+
+    Raises:
+        ConfigError: An option is unknown or out of range.
+    """
+
+    last_r1: Tensor
+
+    def __init__(
+        self,
+        generator: nn.Module | None = None,
+        discriminator: nn.Module | None = None,
+        *,
+        image_px: int | tuple[int, int] = 64,
+        channels: int = 3,
+        latent_size: int = 64,
+        num_labels: int = 0,
+        seed: int = 0,
+        loss: GANLoss = "non_saturating",
+        r1_weight: float = 1.0,
+        r1_every: int = 16,
+        micro_batch_size: int | None = None,
+        r1_micro_batch_size: int | None = None,
+        order: Order = "alternating",
+        ema_decay: float = 0.995,
+        patches: RayPatches | None = None,
+        generator_optimizer: OptimizerFactory | None = None,
+        discriminator_optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "none",
+        gradient_clip_norm: float | None = None,
+    ) -> None:
+        generator = generator or ConvGenerator(
+            image_px=image_px, channels=channels, latent_size=latent_size, num_labels=num_labels
+        )
+        super().__init__(generator, latent_size=latent_size, num_labels=num_labels, seed=seed, ema_decay=ema_decay)
+        _check_choices(loss, order)
+        _check_ranges(r1_weight, r1_every, gradient_clip_norm, (micro_batch_size, r1_micro_batch_size))
+        check_schedule(schedule)
+        self.automatic_optimization = False
+        self.discriminator = discriminator or ConvDiscriminator(
+            image_px=image_px, channels=channels, num_labels=num_labels
+        )
+        check_net(self.discriminator, {"num_labels": num_labels}, "the module has")
+        posed = any(getattr(net, "posed", False) for net in (self.generator, self.discriminator))
+        self.draws = PartDraws(latent_size, self.seed, patches, posed)
+        self.losses, self.order, self.schedule = LOSSES[loss], order, schedule
+        self.r1_weight, self.r1_every, self.gradient_clip_norm = r1_weight, r1_every, gradient_clip_norm
+        self.micro_batch_size, self.r1_micro_batch_size = micro_batch_size, r1_micro_batch_size or micro_batch_size
+        self.optimizer_factories = generator_optimizer or _make_adam, discriminator_optimizer or _make_adam
+        self.register_buffer("last_r1", torch.zeros(()))
+        # Plain values only, so that checkpoints load with weights_only=True.
+        self.save_hyperparameters("image_px", "channels", "latent_size", "num_labels", "seed", "loss", "r1_weight")
+        self.save_hyperparameters("r1_every", "micro_batch_size", "r1_micro_batch_size", "order", "ema_decay")
+        self.save_hyperparameters("schedule", "gradient_clip_norm")
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of the run before the one in hand."""
+        return self.trainer.fit_loop.total_batch_idx
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        optimizers: Any = self.optimizers()
+        generator_optimizer, discriminator_optimizer = optimizers
+        with self.toggled_optimizer(discriminator_optimizer):
+            found = self._teach_discriminator(batch)
+        if self.order == "alternating":
+            _step(discriminator_optimizer)
+        with self.toggled_optimizer(generator_optimizer):
+            found["generator_loss"] = self._teach_generator(batch)
+        if self.order == "simultaneous":
+            _step(discriminator_optimizer)
+        _step(generator_optimizer)
+        self.follow_generator(self.batches_done)
+        for name, value in found.items():  # not in the progress bar, which would wait for the device after each step
+            self.log(f"train/{name}", value, batch_size=count_samples(batch))
+
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._score_real(batch, "val")
+
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._score_real(batch, "test")
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Move the learning rates, once for all pieces that the batch may be cut into."""
+        for config in self.trainer.lr_scheduler_configs:
+            now, scheduler = self.batches_done if config.interval == "step" else self.current_epoch, config.scheduler
+            while scheduler.last_epoch < now:
+                cast(Any, scheduler).step()
+
+    @override
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Clip gradients here, where they hold no loss scale."""
+        if self.gradient_clip_norm is not None:
+            self.clip_gradients(optimizer, self.gradient_clip_norm, "norm")
+
+    @override
+    def configure_optimizers(self) -> Any:
+        nets = (self.generator, self.discriminator)
+        optimizers = [make(net.parameters()) for make, net in zip(self.optimizer_factories, nets, strict=True)]
+        return [schedule_optimizer(optimizer, self.schedule, self.trainer, optimizers=2) for optimizer in optimizers]
+
+    def _teach_discriminator(self, batch: Batch) -> dict[str, Tensor]:
+        found = torch.zeros(2, 2, device=self.device)
+        for part in self.draws.cut(batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.DISCRIMINATOR):
+            found[0] += self._learn(make_fakes(self.generator, part), part, self.losses.fake)
+            found[1] += self._learn(part.read_real(), part, self.losses.real)
+        if self.r1_weight and not self.batches_done % self.r1_every:
+            self._penalise(batch)
+        (fake_loss, fake_score), (real_loss, real_score) = found
+        named = {"discriminator_loss": fake_loss + real_loss, "real_score": real_score, "fake_score": fake_score}
+        return named | {"r1": self.last_r1.clone()}
+
+    def _teach_generator(self, batch: Batch) -> Tensor:
+        loss = torch.zeros((), device=self.device)
+        for part in self.draws.cut(batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.GENERATOR):
+            loss += self._learn(self.generator(part.latents, part.conditions), part, self.losses.generator)[0]
+        return loss
+
+    def _learn(self, images: Tensor, part: Part, find_loss: Callable[[Tensor], Tensor]) -> Tensor:
+        return learn(self.discriminator, images, part, find_loss, self._backward)
+
+    def _penalise(self, batch: Batch) -> None:
+        weight, epoch = 0.5 * self.r1_weight * self.r1_every, self.current_epoch
+        self.last_r1.zero_()
+        for part in self.draws.cut(batch, self.r1_micro_batch_size, epoch=epoch, use=Use.DISCRIMINATOR):
+            self.last_r1 += penalise(self.discriminator, part, weight, self._backward)
+
+    def _backward(self, loss: Tensor) -> None:
+        # torch advises against backward under autocast, which the second derivatives of the penalty would be under.
+        with torch.autocast(loss.device.type, enabled=False):
+            self.manual_backward(loss)
+
+    def _score_real(self, batch: Batch, stage: str) -> None:
+        (part,) = self.draws.cut(batch, None, epoch=0, use=Use.SAMPLES)
+        scores = self.discriminator(part.read_real(), part.conditions)
+        self.log(f"{stage}/real_score", scores.float().mean(), batch_size=len(scores), sync_dist=True)
+
+
+def _step(optimizer: LightningOptimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _make_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-3, betas=(0.0, 0.99))
+
+
+def _check_choices(loss: str, order: str) -> None:
+    check_choice("loss", loss, tuple(LOSSES))
+    check_choice("order", order, get_args(Order))
+
+
+def _check_ranges(weight: float, every: int, clip: float | None, sizes: Sequence[int | None]) -> None:
+    if weight < 0 or every < 1:
+        raise ConfigError(f"r1_weight={weight}, r1_every={every}: need 0 or more, and 1 or more")
+    if clip is not None and not clip > 0:
+        raise ConfigError(f"gradient_clip_norm={clip}: need a number above 0, or none")
+    if any(size is not None and size < 1 for size in sizes):
+        micro, r1 = sizes
+        raise ConfigError(f"micro_batch_size={micro}, r1_micro_batch_size={r1}: need 1 or more each, or none")

@@ -1,0 +1,234 @@
+"""`RayGenerator`: pictures of a field of light and matter, along the rays of a camera."""
+
+import math
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.errors import ConfigError
+from lit_data.grid import pair_px
+from lit_data.modules.gan.blocks import StyledBlock, StyleNet, check_counts, double, plan_sizes, start_weights, widen
+from lit_data.modules.gan.conditions import Conditions, make_grid
+
+_SIDES: Final = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
+# Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and steep, so that
+# small weights make a surface within a piece of a ray.
+_SHIFT: Final = 3.0
+_SHARPNESS: Final = 20.0
+
+
+class RayGenerator(nn.Module):
+    """From latents to an object in space, and from there to what a camera sees of it.
+
+    A convolutional generator makes three planes of features, on which each point is projected; a small perceptron turns
+    the sum of what it finds there into density and colour (Chan et al., "Efficient geometry-aware 3D generative
+    adversarial networks", CVPR 2022), which are summed up along rays as light is (Mildenhall et al., "NeRF", ECCV
+    2020), with a ground of one colour behind. Memory grows with the rays that are asked for: a patch in training, and
+    `ray_chunk` at a time where no gradients are wanted.
+
+    The camera looks at the origin from `distance`; z is up, the azimuth turns from x to y, and the elevation is that
+    above the plane of x and y. The object lies within a ball around the origin.
+
+    Args:
+        image_px: Height and width of whole images, or both in one number.
+        channels: Of the images.
+        latent_size: Length of the latents.
+        num_labels: Labels to tell apart; 0 for none.
+        plane_px: Size of the planes; halving it must lead to 4 to 7 px in whole numbers.
+        features: Channels of the planes.
+        width: Channels of the net that makes them at full size, doubled at each halving.
+        max_width: At most so many.
+        hidden: Width of the perceptron.
+        points: Points of each ray within the ball.
+        ray_chunk: Rays of a batch that are followed at once without gradients.
+        distance: Of the camera from the origin.
+        field_of_view_deg: From the lower to the upper edge of the image.
+        radius: Of the ball.
+        style_size: Length of the style.
+
+    Raises:
+        ConfigError: A number is out of range, or the camera stands within the ball.
+    """
+
+    posed = True
+    repeatable = False  # the gradient of grid_sample
+
+    def __init__(
+        self,
+        *,
+        image_px: int | tuple[int, int] = 64,
+        channels: int = 3,
+        latent_size: int = 64,
+        num_labels: int = 0,
+        plane_px: int = 32,
+        features: int = 16,
+        width: int = 32,
+        max_width: int = 128,
+        hidden: int = 32,
+        points: int = 16,
+        ray_chunk: int = 16384,
+        distance: float = 4.0,
+        field_of_view_deg: float = 30.0,
+        radius: float = 1.0,
+        style_size: int = 128,
+    ) -> None:
+        super().__init__()
+        counts = {"channels": channels, "latent_size": latent_size, "features": features, "width": width}
+        counts |= {"max_width": max_width, "hidden": hidden, "points": points, "ray_chunk": ray_chunk}
+        check_counts(counts | {"style_size": style_size})
+        if not 0 < radius < distance or not 0 < field_of_view_deg < 180:
+            raise ConfigError(
+                f"radius={radius}, distance={distance}, field_of_view_deg={field_of_view_deg}: need 0 < radius < "
+                "distance, and an angle between 0 and 180"
+            )
+        self.image_px = pair_px("image_px", image_px)
+        self.channels, self.latent_size, self.num_labels = channels, latent_size, num_labels
+        self.points, self.ray_chunk, self.distance, self.radius = points, ray_chunk, distance, radius
+        self.half_height = math.tan(math.radians(field_of_view_deg) / 2)
+        self.style = StyleNet(latent_size, num_labels, posed=False, style_size=style_size)
+        self.planes = PlaneNet(plane_px, features, width=width, max_width=max_width, style_size=style_size)
+        self.field = nn.Sequential(nn.Linear(features, hidden), nn.Softplus(), nn.Linear(hidden, 1 + channels))
+        self.ground = nn.Linear(style_size, channels)
+        start_weights(self)
+
+    @override
+    def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
+        """What the camera sees.
+
+        Args:
+            latents: [B, latent_size] float32.
+            conditions: Poses, and the places of the rays.
+
+        Returns:
+            [B, C, K, L] in -1..1 of the grids; [B, C, H, W] without.
+        """
+        styles = self.style(latents, conditions)
+        planes, ground = widen(self.planes(styles)), widen(self.ground(styles))
+        grids, offsets = conditions.grids, conditions.offsets
+        if grids is None:
+            grids = make_grid(*self.image_px, latents.device).expand(len(latents), -1, -1, -1)
+        flat, poses = grids.flatten(1, 2).to(planes.dtype), conditions.poses.to(planes.dtype)
+        starts = torch.full_like(flat[..., 0], 0.5) if offsets is None else offsets.flatten(1)
+        chunk = flat.shape[1] if torch.is_grad_enabled() else max(1, self.ray_chunk // len(latents))
+        colours = [
+            self._follow(planes, ground, poses, places, start)
+            for places, start in zip(torch.split(flat, chunk, 1), torch.split(starts, chunk, 1), strict=True)
+        ]
+        return torch.cat(colours, dim=1).mT.reshape(len(latents), self.channels, *grids.shape[1:3])
+
+    def _follow(self, planes: Tensor, ground: Tensor, poses: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+        """Colours [B, R, C] of rays through places [B, R, 2]."""
+        height, width = self.image_px
+        origins, directions = find_rays(poses, places, self.distance, self.half_height, width / height)
+        step = 2 * self.radius / self.points
+        depths = (
+            self.distance
+            - self.radius
+            + step * (torch.arange(self.points, device=places.device) + starts[..., None]).to(places.dtype)
+        )
+        where = origins[:, None, None] + depths[..., None] * directions[:, :, None]
+        found = widen(self.field(read_planes(planes, where.flatten(1, 2) / self.radius)))
+        found = found.view(*where.shape[:3], -1)
+        inside = where.norm(dim=-1) < self.radius
+        density = _SHARPNESS / self.radius * F.softplus(found[..., 0] - _SHIFT) * inside
+        return sum_up(density * step, found[..., 1:].sigmoid().mul(2).sub(1), ground[:, None].tanh())
+
+
+class PlaneNet(nn.Module):
+    """Three planes of features from styles.
+
+    Args:
+        plane_px: Size of the planes.
+        features: Channels of each.
+        width: Channels at full size, doubled at each halving.
+        max_width: At most so many.
+        style_size: Length of the style.
+    """
+
+    def __init__(self, plane_px: int, features: int, *, width: int, max_width: int, style_size: int) -> None:
+        super().__init__()
+        _, coarsest, widths = plan_sizes(plane_px, width, max_width)
+        self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
+        pairs = zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=True)
+        self.blocks = nn.ModuleList(StyledBlock(coarse, fine, style_size) for coarse, fine in pairs)
+        self.last = nn.Conv2d(widths[0], 3 * features, 1)
+
+    @override
+    def forward(self, styles: Tensor) -> Tensor:
+        """[B, 3, features, P, P] of styles [B, style_size]."""
+        features = self.start.expand(len(styles), -1, -1, -1)
+        for number, block in enumerate(self.blocks):
+            features = block(double(features) if number else features, styles)
+        planes: Tensor = self.last(features)
+        return planes.view(len(planes), 3, -1, *planes.shape[2:])
+
+
+def find_rays(
+    poses: Tensor, places: Tensor, distance: float, half_height: float, aspect: float
+) -> tuple[Tensor, Tensor]:
+    """Rays of cameras that look at the origin, z up.
+
+    Args:
+        poses: [B, 2] azimuth and elevation, rad.
+        places: [B, R, 2] (x, y) in the image, -1..1 from edge to edge, y down.
+        distance: Of the camera.
+        half_height: Tangent of half the field of view.
+        aspect: Width of the image by its height.
+
+    Returns:
+        Origins [B, 3], and directions [B, R, 3] whose part towards the origin has length 1.
+    """
+    (azimuth, elevation), none = poses.unbind(1), torch.zeros_like(poses[:, 0])
+    outward = torch.stack(
+        (elevation.cos() * azimuth.cos(), elevation.cos() * azimuth.sin(), elevation.sin()), dim=1
+    )  # fmt: skip
+    right = torch.stack((-azimuth.sin(), azimuth.cos(), none), dim=1)
+    up = torch.linalg.cross(outward, right)
+    across, down = (places * half_height)[..., None].unbind(2)
+    directions = aspect * across * right[:, None] - down * up[:, None] - outward[:, None]
+    return distance * outward, directions
+
+
+def read_planes(planes: Tensor, points: Tensor) -> Tensor:
+    """Sum of the features of three planes at points.
+
+    Args:
+        planes: [B, 3, F, P, P] float32, over x and y, x and z, y and z.
+        points: [B, N, 3] in -1..1.
+
+    Returns:
+        [B, N, F].
+    """
+    found = planes.new_zeros(())
+    for plane, axes in zip(planes.unbind(1), _SIDES, strict=True):
+        grid = torch.stack([points[..., axis] for axis in axes], dim=-1)[:, None]
+        found = found + F.grid_sample(plane, grid, padding_mode="border", align_corners=False)[:, :, 0]
+    return found.mT
+
+
+def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
+    """Light that comes along rays, front to back (Max, "Optical models for direct volume rendering", TVCG 1995).
+
+    Args:
+        thickness: [B, R, N] density by length of each piece of a ray, the nearest first.
+        colours: [B, R, N, C].
+        ground: [B, 1, C], behind all.
+
+    Returns:
+        [B, R, C].
+    """
+    before = F.pad(_accumulate(thickness), (1, 0))
+    passing = torch.exp(-before)
+    weights = passing[..., :-1] - passing[..., 1:]
+    return (weights[..., None] * colours).sum(2) + passing[..., -1:] * ground
+
+
+def _accumulate(thickness: Tensor) -> Tensor:
+    """Sums from the first to each; `cumsum` of floats has no deterministic kernel on CUDA."""
+    if not (thickness.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return thickness.cumsum(-1)
+    with torch.autocast(thickness.device.type, enabled=False):
+        return thickness @ thickness.new_ones(thickness.shape[-1:] * 2).triu()

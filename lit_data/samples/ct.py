@@ -1,0 +1,230 @@
+"""The default data of the ct experiment: a small set of drawn volumes, made once where no ``data.root`` is given."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.splits import SPLITS
+from lit_data.io.progress import track
+from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+
+TUMOUR: Final = 1
+"""The label of every tumour; all else is 0."""
+
+_AIR_HU: Final = -1000.0
+_FAT_HU: Final = -100.0
+_MUSCLE_HU: Final = 45.0
+_LUNG_HU: Final = -860.0
+_VESSEL_HU: Final = 40.0
+_BONE_HU: Final = 550.0
+_NOISE_HU: Final = 18.0  # standard deviation; a scanner's at a usual dose
+_LOWEST_HU, _HIGHEST_HU = -1024, 3071  # what 12 bits of a scanner hold
+_VESSELS: Final = 9  # of each lung
+_STEPS: Final = 40  # of a vessel
+_LUNG_RADII: Final = (0.72, 0.33, 0.22)
+
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+_Axes = tuple[Floats, Floats, Floats]
+_Box = tuple[slice, slice, slice]
+
+
+@dataclass(frozen=True, slots=True)
+class CTScene:
+    """A drawn volume.
+
+    Attributes:
+        volume: [Z, Y, X] int16 Hounsfield units; z runs from the feet up, y from the front to the back.
+        labels: [Z, Y, X] uint8, `TUMOUR` where one is.
+    """
+
+    volume: NDArray[np.int16]
+    labels: NDArray[np.uint8]
+
+
+def render_volume(seed: int, number: int, shape: tuple[int, int, int]) -> CTScene:
+    """Render one volume, a pure function of the arguments.
+
+    Args:
+        seed: Seed of the set.
+        number: Number of the volume in the set.
+        shape: (z, y, x) voxels.
+    """
+    rng, noise = (
+        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])) for stream in range(2)
+    )
+    axes = _make_axes(shape)
+    girth = rng.uniform(0.9, 1.1, 2)
+    depth = _measure_trunk(axes, girth)
+    volume = np.full(shape, _AIR_HU, np.float32)
+    volume[depth < 1] = _FAT_HU
+    volume[depth < 0.86] = _MUSCLE_HU + rng.uniform(-10, 10)
+    lungs = _draw_lungs(volume, axes, rng)
+    _draw_bones(volume, axes, depth, rng)
+    labels = np.zeros(shape, np.uint8)
+    for centre in lungs:
+        for radius, place in _walk_vessels(centre, rng):
+            box, ball = _find_ball(axes, place, radius)
+            volume[box][ball] = _VESSEL_HU
+        _draw_tumour(volume, labels, axes, centre, rng)
+    noisy = _blur(volume) + noise.normal(0, _NOISE_HU, shape)
+    return CTScene(np.rint(noisy).clip(_LOWEST_HU, _HIGHEST_HU).astype(np.int16), labels)
+
+
+def _make_axes(shape: tuple[int, int, int]) -> _Axes:
+    """Coordinates of the voxel centres from -1 to 1 along each axis, shaped to broadcast."""
+    z, y, x = (((np.arange(size) + 0.5) / size * 2 - 1).astype(np.float32) for size in shape)
+    return z[:, None, None], y[None, :, None], x[None, None, :]
+
+
+def _measure_trunk(axes: _Axes, girth: NDArray[np.float64]) -> Floats:
+    """[Z, Y, X]: 0 in the middle of the trunk, 1 on the skin; wider at the shoulders."""
+    z, y, x = axes
+    wide = np.float32(0.72 * girth[0]) + np.float32(0.1) * z
+    deep = np.float32(0.5 * girth[1])
+    return np.asarray(np.sqrt((x / wide) ** 2 + (y / deep) ** 2))
+
+
+def _draw_lungs(volume: Floats, axes: _Axes, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+    """Draw both lungs and give their middles."""
+    centres = []
+    for side in (-1, 1):
+        centre = np.array([0.08, 0.0, side * 0.33]) + rng.uniform(-0.03, 0.03, 3)
+        box, lung = _find_ball(axes, centre, rng.uniform(0.95, 1.05), _LUNG_RADII)
+        volume[box][lung] = _LUNG_HU
+        centres.append(centre)
+    return centres
+
+
+def _draw_bones(volume: Floats, axes: _Axes, depth: Floats, rng: np.random.Generator) -> None:
+    """Draw a spine of vertebrae, and ribs: bands that run around the trunk and slope down to the front."""
+    z, y, x = axes
+    beat = np.float32(rng.uniform(18, 22))
+    thick = np.where(np.cos(beat * z) > -0.6, 0.11, 0.07).astype(np.float32)
+    spine = (x**2 + (y - np.float32(0.36)) ** 2) < thick**2
+    slope = z - np.float32(0.5) * y + np.float32(rng.uniform(-0.1, 0.1))
+    ribs = (abs(depth - np.float32(0.8)) < 0.045) & (np.cos(np.float32(0.8) * beat * slope) > 0.55) & (abs(x) > 0.06)
+    volume[ribs & (abs(z) < 0.85)] = _BONE_HU + rng.uniform(-120, 120)
+    volume[spine] = _BONE_HU + rng.uniform(-120, 120)
+
+
+def _walk_vessels(centre: NDArray[np.float64], rng: np.random.Generator) -> Iterator[tuple[float, NDArray[np.float64]]]:
+    """Radius and middle of balls along vessels that start at the root of a lung and get thinner."""
+    for _ in range(_VESSELS):
+        place = centre * np.array([1.0, 1.0, 0.55])
+        course = rng.normal(0, 1, 3) * _LUNG_RADII
+        for step in range(_STEPS):
+            course = course / np.linalg.norm(course) + rng.normal(0, 0.12, 3)
+            place = place + course * 0.018
+            if (((place - centre) / _LUNG_RADII) ** 2).sum() > 0.9:
+                break
+            yield 0.04 - 0.025 * step / _STEPS, place
+
+
+def _draw_tumour(
+    volume: Floats, labels: NDArray[np.uint8], axes: _Axes, centre: NDArray[np.float64], rng: np.random.Generator
+) -> None:
+    """Draw a ball into two lungs of three; chalk makes it brighter than vessels."""
+    place = centre + rng.uniform(-0.5, 0.5, 3) * _LUNG_RADII
+    radius, density_hu, has_one = rng.uniform(0.07, 0.12), rng.uniform(250, 450), rng.uniform() < 2 / 3
+    if has_one:
+        box, ball = _find_ball(axes, place, radius)
+        volume[box][ball] = density_hu
+        labels[box][ball] = TUMOUR
+
+
+def _find_ball(
+    axes: _Axes, centre: NDArray[np.float64], radius: float, radii: tuple[float, float, float] = (1.0, 1.0, 1.0)
+) -> tuple[_Box, Mask]:
+    """A box around a ball or, with `radii` along each axis, an ellipsoid, and its voxels in the box."""
+    box, squared = [], np.zeros((1, 1, 1), np.float32)
+    for number, (axis, middle, width) in enumerate(zip(axes, centre, radii, strict=True)):
+        away = ((axis - np.float32(middle)) / np.float32(radius * width)).ravel() ** 2
+        inside = np.flatnonzero(away < 1)
+        box.append(slice(int(inside[0]), int(inside[-1]) + 1) if inside.size else slice(0, 0))
+        squared = squared + np.expand_dims(away[box[-1]], [other for other in range(3) if other != number])
+    return (box[0], box[1], box[2]), squared < 1
+
+
+def _blur(volume: Floats) -> Floats:
+    """Mix neighbours by 1 : 2 : 1 along each axis, as voxels at an edge hold some of both sides."""
+    for axis in range(3):
+        moved = np.moveaxis(volume, axis, 0)
+        padded = np.concatenate((moved[:1], moved, moved[-1:]))
+        mixed = (padded[:-2] + np.float32(2) * padded[1:-1] + padded[2:]) / np.float32(4)
+        volume = np.moveaxis(mixed, 0, axis)
+    return volume
+
+
+FORMAT_VERSION = 1  # raise it with every change of a voxel or of the layout
+SMALLEST_SIDE = 16  # voxels
+
+README = """CT samples, made by lit_data (lit_data.samples.ct). Synthetic, CC0: free to use.
+
+train, val, test
+  ct_NNNN.npy           int16 Hounsfield units [z, y, x]: a trunk of fat and muscle with lungs, vessels, spine, ribs
+                        and, in two lungs of three, a tumour
+  ct_NNNN_labels.npy    uint8 [z, y, x]: 1 where a tumour is
+                        A .npy file holds no spacing: voxels count as 1 mm.
+samples.json            what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
+
+class CTSampleSpec(SampleSpec):
+    """What a set is made from; equal specs give equal voxels."""
+
+    __slots__ = ()
+    kind = "ct"
+    size_name = "shape"
+    axes = ("z", "y", "x")
+    sides = (SMALLEST_SIDE, 1024)
+
+
+def ensure_ct_samples(
+    folder: Path,
+    *,
+    count: int = 32,
+    shape: tuple[int, int, int] = (64, 64, 64),
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Make the CT samples once and say where they are.
+
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
+    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+
+    Args:
+        folder: Where sets are kept; the set gets a folder of its own in it.
+        count: Number of volumes, divided 70 : 15 : 15 into train, val and test.
+        shape: (z, y, x) voxels of each.
+        seed: Each volume is a function of (seed, its number, shape) alone.
+        progress: Show a bar when it takes longer than two seconds.
+
+    Returns:
+        The set's root, which holds ``train``, ``val``, ``test`` and ``README.txt``.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        StoreError: The folder cannot be written.
+        StoreBusyError: Another process has been making the same set for ten minutes.
+    """
+    spec = CTSampleSpec(count, shape, seed)
+    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
+    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="CT")
+
+
+def _write_set(root: Path, spec: CTSampleSpec, progress: bool) -> None:
+    for split in SPLITS:
+        (root / split).mkdir(parents=True)
+    depth, height, width = spec.size
+    for number in track(range(spec.count), "making CT samples", spec.count, enabled=progress):
+        scene = render_volume(spec.seed, number, (depth, height, width))
+        stem = root / spec.split_of(number) / f"ct_{number:04d}"
+        np.save(stem.with_suffix(".npy"), scene.volume)
+        np.save(stem.with_name(f"{stem.name}_labels.npy"), scene.labels)
+    (root / "README.txt").write_text(README, encoding="utf-8")
+    seal(root, spec.recipe(FORMAT_VERSION))

@@ -1,0 +1,233 @@
+"""The default data of the detection experiment: a small set of images, made once where no ``data.root`` is given."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.splits import SPLITS
+from lit_data.io.images.writing import write_png
+from lit_data.io.progress import track
+from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+
+CLASSES: Final = ("disc", "square", "triangle")
+
+_DISTRACTOR: Final = len(CLASSES)  # a ring: drawn like an object, and of no class
+_LEAST_VISIBLE: Final = 0.5  # share of an object that later ones leave uncovered
+_SMALLEST_PX: Final = 5.0  # radius
+_HOLE: Final = 0.6  # radius of a ring's hole, as a share of its own
+_CORNERS: Final = np.pi / 2 + np.arange(3) * 2 * np.pi / 3  # of a triangle
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionScene:
+    """A rendered image.
+
+    Attributes:
+        image: [3, H, W] uint8, R, G, B.
+        boxes: [N, 5] int64 = (class, top, left, bottom, right), ends excluded: the pixels of the whole object inside
+            the image, those under a later object included.
+    """
+
+    image: NDArray[np.uint8]
+    boxes: NDArray[np.int64]
+
+
+class _Thing(NamedTuple):
+    kind: int
+    y: float
+    x: float
+    radius_px: float
+    angle_rad: float
+    colour: Floats  # [3] in 0..1
+
+
+def render_scene(seed: int, number: int, size_px: tuple[int, int], *, empty: bool = False) -> DetectionScene:
+    """Render one image, a pure function of the arguments; ground and objects have random streams of their own.
+
+    Args:
+        seed: Seed of the set.
+        number: Image number in the set.
+        size_px: (height, width).
+        empty: Draw no object, only rings, which are of no class.
+    """
+    ground, things = (
+        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])) for stream in range(2)
+    )
+    image = _draw_ground(ground, size_px)
+    owner, masks = np.full(size_px, -1), dict[int, Mask]()
+    drawn = _draw_things(things, size_px, empty=empty)
+    for place, thing in enumerate(drawn):
+        mask = _find_inside(thing, size_px)
+        covered = [other for other in np.unique(owner[mask]).tolist() if other >= 0]
+        left = [(owner == other) & ~mask for other in covered]
+        if not mask.any() or any(
+            part.sum() < _LEAST_VISIBLE * masks[other].sum() for part, other in zip(left, covered, strict=True)
+        ):
+            continue
+        owner[mask], masks[place] = place, mask
+        _paint(image, thing, mask, things)
+    boxes = [(drawn[place].kind, *_find_extents(mask)) for place, mask in masks.items()]
+    noise = ground.normal(0, 0.012, image.shape)
+    return DetectionScene(
+        np.rint((image + noise).clip(0, 1) * 255).astype(np.uint8),
+        np.array([box for box in boxes if box[0] != _DISTRACTOR], np.int64).reshape(-1, 5),
+    )
+
+
+def _draw_ground(rng: np.random.Generator, size_px: tuple[int, int]) -> Floats:
+    """[3, H, W] in 0..1: a colour that changes slowly, and a finer texture."""
+    base = rng.uniform(0.25, 0.75, (3, 1, 1))
+    slow = _interpolate(rng.normal(0, 0.08, (3, 5, 5)), size_px)
+    cells = size_px[0] // 8 + 2, size_px[1] // 8 + 2
+    texture = _interpolate(rng.normal(0, 0.05, (1, *cells)), size_px)
+    return base + slow + texture
+
+
+def _interpolate(coarse: Floats, size_px: tuple[int, int]) -> Floats:
+    """[K, h, w] stretched bilinearly to [K, H, W]."""
+    for axis, size in ((1, size_px[0]), (2, size_px[1])):
+        place = np.linspace(0, coarse.shape[axis] - 1, size)
+        low = np.minimum(place.astype(np.int64), coarse.shape[axis] - 2)
+        share = (place - low).reshape([-1 if other == axis else 1 for other in range(3)])
+        coarse = coarse.take(low, axis) * (1 - share) + coarse.take(low + 1, axis) * share
+    return coarse
+
+
+def _draw_things(rng: np.random.Generator, size_px: tuple[int, int], *, empty: bool) -> list[_Thing]:
+    count, largest_px = int(rng.integers(2, 10)), max(_SMALLEST_PX, 0.24 * min(size_px))
+    things = []
+    for _ in range(count):
+        kind = _DISTRACTOR if empty else int(rng.choice(_DISTRACTOR + 1, p=(0.3, 0.3, 0.3, 0.1)))
+        radius_px = float(np.exp(rng.uniform(np.log(_SMALLEST_PX), np.log(largest_px))))
+        y, x = (float(rng.uniform(0.4 * radius_px, size - 0.4 * radius_px)) for size in size_px)
+        things.append(_Thing(kind, y, x, radius_px, float(rng.uniform(0, 2 * np.pi)), rng.uniform(0, 1, 3)))
+    return things
+
+
+def _find_inside(thing: _Thing, size_px: tuple[int, int]) -> Mask:
+    """[H, W]: the pixels whose centre lies in the object."""
+    y = (np.arange(size_px[0]) + 0.5 - thing.y)[:, None] / thing.radius_px
+    x = (np.arange(size_px[1]) + 0.5 - thing.x)[None] / thing.radius_px
+    sine, cosine = np.sin(thing.angle_rad), np.cos(thing.angle_rad)
+    along, across = cosine * x + sine * y, cosine * y - sine * x
+    squared = along**2 + across**2
+    if thing.kind == CLASSES.index("square"):
+        return np.asarray(np.maximum(abs(along), abs(across)) <= np.sqrt(0.5))
+    if thing.kind == CLASSES.index("triangle"):
+        return np.asarray(np.all([np.cos(a) * along + np.sin(a) * across <= 0.5 for a in _CORNERS + np.pi], axis=0))
+    return np.asarray((squared <= 1) & ((thing.kind != _DISTRACTOR) | (squared >= _HOLE**2)))
+
+
+def _paint(image: Floats, thing: _Thing, mask: Mask, rng: np.random.Generator) -> None:
+    """Fill an object with its colour, brighter towards one side, and away from the ground around it."""
+    rows, columns = np.nonzero(mask)
+    away = np.where(image[:, mask].mean(1) < 0.5, 1.0, -1.0)
+    colour = 0.5 + away * (0.15 + 0.35 * thing.colour)
+    light = rng.normal(0, 0.08, 2)
+    slope = (light[0] * (rows - thing.y) + light[1] * (columns - thing.x)) / thing.radius_px
+    image[:, mask] = colour[:, None] + slope
+
+
+def _find_extents(mask: Mask) -> tuple[int, int, int, int]:
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
+
+
+FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
+SMALLEST_SIDE_PX = 64  # room for a few objects
+
+README = """Detection samples, made by lit_data (lit_data.samples.detection). Synthetic, CC0: free to use.
+
+images/train, val, test   PNG, R, G, B: discs, squares and triangles of any size, angle and colour on textured ground.
+                          Rings are of no class. One image in ten is tall, one is wide, one in twelve has no object.
+labels/train, val, test   YOLO text with the stems of the images: class cx cy w h, in shares of the image. A box holds
+                          the whole object as far as it lies in the image, also what another object covers: at most
+                          half of it.
+data.yaml                 names of the classes, folders of the splits.
+samples.json              what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
+
+class DetectionSampleSpec(SampleSpec):
+    """What a set is made from; equal specs give equal pixels."""
+
+    __slots__ = ()
+    kind = "detection"
+    sides = (SMALLEST_SIDE_PX, 2**13)
+
+    def size_of(self, number: int) -> tuple[int, int]:
+        """(height, width) of an image: of ten one is twice as high as wide, and one is twice as wide as high."""
+        height, width = self.size
+        side = min(self.size)
+        return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, (height, width))
+
+    def is_empty(self, number: int) -> bool:
+        """Whether an image has no object: one in twelve has none."""
+        return number % 12 == 5
+
+
+def ensure_detection_samples(
+    folder: Path,
+    *,
+    count: int = 160,
+    size_px: tuple[int, int] = (240, 320),
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Make the detection samples once and say where they are.
+
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
+    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+
+    Args:
+        folder: Where sets are kept; the set gets a folder of its own in it.
+        count: Number of images, divided 70 : 15 : 15 into train, val and test.
+        size_px: (height, width) of most images.
+        seed: Each image is a function of (seed, image number, size) alone.
+        progress: Show a bar when it takes longer than two seconds.
+
+    Returns:
+        The set's root, which holds ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        StoreError: The folder cannot be written.
+        StoreBusyError: Another process has been making the same set for ten minutes.
+    """
+    spec = DetectionSampleSpec(count, size_px, seed)
+    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
+    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="detection")
+
+
+def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
+    for split in SPLITS:
+        (root / "images" / split).mkdir(parents=True)
+        (root / "labels" / split).mkdir(parents=True)
+    for number in track(range(spec.count), "making detection samples", spec.count, enabled=progress):
+        _write_sample(root, spec, number)
+    names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
+    folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
+    (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
+    (root / "README.txt").write_text(README, encoding="utf-8")
+    seal(root, spec.recipe(FORMAT_VERSION))
+
+
+def _write_sample(root: Path, spec: DetectionSampleSpec, number: int) -> None:
+    size_px, split, stem = spec.size_of(number), spec.split_of(number), f"detection_{number:04d}"
+    scene = render_scene(spec.seed, number, size_px, empty=spec.is_empty(number))
+    write_png(root / "images" / split / f"{stem}.png", np.moveaxis(scene.image, 0, -1))
+    lines = "".join(_format_box(box, size_px) for box in scene.boxes)
+    (root / "labels" / split / f"{stem}.txt").write_text(lines, encoding="utf-8")
+
+
+def _format_box(box: NDArray[np.int64], size_px: tuple[int, int]) -> str:
+    kind, top, left, bottom, right = box.tolist()
+    height, width = size_px
+    centre = f"{(left + right) / 2 / width:.6f} {(top + bottom) / 2 / height:.6f}"
+    return f"{kind} {centre} {(right - left) / width:.6f} {(bottom - top) / height:.6f}\n"

@@ -1,0 +1,209 @@
+"""The default data of the stripe experiment: a small set of images, made once where no ``data.root`` is given."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError
+from lit_data.io.images.writing import write_png
+from lit_data.io.progress import track
+from lit_data.samples.sample_set import Recipe, check_integer, ensure_set, seal
+from lit_data.samples.stripe_defects import Defect, draw_defects, grey_change
+from lit_data.samples.stripe_texture import draw_pattern, draw_views, expose
+
+
+@dataclass(frozen=True, slots=True)
+class StripeSample:
+    """One rendered sample.
+
+    Attributes:
+        clean: [3, H, W] float32 in 0..1, the image without its defects, noise included.
+        image: [3, H, W] float32 in 0..1.
+        mask: [H, W] bool, true defects of the target.
+        defects: One row per defect as in ``defects.json``, without the image's name.
+    """
+
+    clean: NDArray[np.float32]
+    image: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+    defects: list[dict[str, Any]]
+
+
+def render_sample(seed: int, number: int, shape: tuple[int, int], *, with_defects: bool) -> StripeSample:
+    """Render one sample; pattern, noise and defects have random streams of their own.
+
+    Args:
+        seed: Seed of the set.
+        number: Image number in the set.
+        shape: (height, width) in px.
+        with_defects: Draw defects into it.
+    """
+    looks, noise, flaws = (
+        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])) for stream in range(3)
+    )
+    pattern, views = draw_pattern(looks), draw_views(looks)
+    clean = np.stack([expose(pattern, view, shape, noise) for view in views]).clip(0, 1)
+    image, mask, rows = clean.copy(), np.zeros(shape, dtype=np.bool_), []
+    for defect in draw_defects(flaws, pattern, views, shape) if with_defects else []:
+        part = np.s_[defect.window[0] : defect.window[2], defect.window[1] : defect.window[3]]
+        shown = np.zeros(image[0][part].shape, dtype=np.bool_)
+        for channel in defect.channels:
+            change = grey_change(defect, pattern, views[channel], shape)
+            image[channel][part] += change
+            shown |= change != 0
+        if defect.is_true:
+            mask[part] |= shown
+        rows.append(_describe(defect, shown))
+    return StripeSample(clean, image.clip(0, 1), mask, rows)
+
+
+def _describe(defect: Defect, shown: NDArray[np.bool_]) -> dict[str, Any]:
+    rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
+    top, left = defect.window[:2]
+    return {
+        "kind": defect.kind,
+        "role": "true" if defect.is_true else "distractor",
+        "channels": [("target", "ref1", "ref2")[channel] for channel in defect.channels],
+        "box_px": [int(top + rows[0]), int(left + columns[0]), int(top + rows[-1] + 1), int(left + columns[-1] + 1)],
+    }
+
+
+SampleDtype = Literal["uint8", "float32"]
+
+FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
+SMALLEST_SIDE_PX = 112  # room for three true defects
+
+README = """Stripe samples, made by lit_data (lit_data.samples.stripes). Synthetic, CC0: use them for anything.
+
+train/, val/, test/   images of a striped web under a line camera; channels as stored: target, ref1, ref2.
+                      The references are neighbouring repeats of the pattern, up to 1 px out of register.
+test_masks/           same file stems, 255 where the target has a true defect, else 0.
+defects.json          every defect of the test images: kind, channels, box_px = [top, left, bottom, right] with ends
+                      excluded, and whether it is true (in the target alone) or a distractor (not in the mask).
+samples.json          what the set was made from, and the size of each file. Without it the set is made again.
+
+train/ and val/ are free of defects: they are synthesised during training.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StripeSampleSpec:
+    """What a set is made from; equal specs give equal pixels.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+
+    count: int
+    height_px: int
+    width_px: int
+    dtype: SampleDtype
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_integer("count", self.count, 3, 9999)
+        check_integer("height_px", self.height_px, SMALLEST_SIDE_PX, 2**15)
+        check_integer("width_px", self.width_px, SMALLEST_SIDE_PX, 2**15)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
+        if self.dtype not in get_args(SampleDtype):
+            raise ConfigError(f"dtype is {self.dtype!r}; allowed: {', '.join(get_args(SampleDtype))}")
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the set's folder: sets of different specs lie side by side."""
+        return f"stripe-{self.count}x{self.height_px}x{self.width_px}-{self.dtype}-seed{self.seed}"
+
+    def split_of(self, number: int) -> str:
+        """Return ``train``, ``val`` or ``test`` for an image number; 64 images give 44, 8 and 12."""
+        test, val = max(1, round(self.count * 12 / 64)), max(1, round(self.count * 8 / 64))
+        if number < self.count - test - val:
+            return "train"
+        return "val" if number < self.count - test else "test"
+
+    def has_defects(self, number: int) -> bool:
+        """Whether an image has defects: the test images, but every sixth of them is kept clean."""
+        return self.split_of(number) == "test" and (self.count - number) % 6 != 0
+
+
+def ensure_stripe_samples(
+    folder: Path,
+    *,
+    count: int = 64,
+    height_px: int = 976,
+    width_px: int = 176,
+    dtype: SampleDtype = "uint8",
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Make the stripe samples once and say where they are.
+
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
+    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+
+    Args:
+        folder: Where sets are kept; the set gets a folder of its own in it.
+        count: Number of images, divided 44 : 8 : 12 into train, val and test.
+        height_px: Rows of an image.
+        width_px: Columns of an image.
+        dtype: ``uint8`` gives PNG, ``float32`` gives TIFF with values in 0..1.
+        seed: Each image is a function of (seed, image number, size) alone.
+        progress: Show a bar when it takes longer than two seconds.
+
+    Returns:
+        The set's root, which holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json`` and ``README.txt``.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        StoreError: The folder cannot be written.
+        StoreBusyError: Another process has been making the same set for ten minutes.
+    """
+    spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
+    root = Path(folder) / spec.folder_name
+    return ensure_set(root, _recipe(spec), lambda made: _write_set(made, spec, progress), what="stripe")
+
+
+def _recipe(spec: StripeSampleSpec) -> Recipe:
+    return {"format": FORMAT_VERSION, "made_from": asdict(spec)}
+
+
+def _write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
+    for name in ("train", "val", "test", "test_masks"):
+        (root / name).mkdir(parents=True)
+    numbers = track(range(spec.count), "making stripe samples", spec.count, enabled=progress)
+    defects = [row for number in numbers for row in _write_sample(root, spec, number)]
+    (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
+    (root / "README.txt").write_text(README, encoding="utf-8")
+    seal(root, _recipe(spec))
+
+
+def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[str, Any]]:
+    sample = render_sample(spec.seed, number, (spec.height_px, spec.width_px), with_defects=spec.has_defects(number))
+    split, stem = spec.split_of(number), f"stripe_{number:04d}"
+    pixels = np.moveaxis(sample.image, 0, -1)
+    if spec.dtype == "float32":
+        name = f"{stem}.tif"
+        _write_tiff(root / split / name, pixels)
+    else:
+        name = f"{stem}.png"
+        write_png(root / split / name, np.rint(pixels * 255).astype(np.uint8))
+    if split == "test":
+        write_png(root / "test_masks" / f"{stem}.png", sample.mask.astype(np.uint8)[..., None] * 255)
+    return [{"image": f"{split}/{name}", **row} for row in sample.defects]
+
+
+def _write_tiff(path: Path, pixels: NDArray[np.float32]) -> None:
+    import tifffile
+
+    tifffile.imwrite(
+        path,
+        pixels,
+        photometric="rgb",
+        compression="zlib",
+        compressionargs={"level": 1},
+        metadata=None,
+        software="lit_data",
+    )

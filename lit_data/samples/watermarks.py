@@ -1,0 +1,294 @@
+"""The default backgrounds of the watermark experiment: pages, photographs and textures, made once."""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datasets.splits import SPLITS
+from lit_data.io.images.writing import write_png
+from lit_data.io.progress import track
+from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.synthesis.watermarks.glyphs import BUILT_IN, open_font
+from lit_data.types import Array
+
+Floats = NDArray[np.float32]
+
+
+def draw_photo(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.uint8]:
+    """Draw one photograph.
+
+    Args:
+        rng: Where it comes from.
+        size_px: (height, width).
+
+    Returns:
+        [3, H, W] uint8, R, G, B.
+    """
+    high, low = rng.uniform(0.2, 1, (3, 1, 1)), rng.uniform(0.1, 0.9, (3, 1, 1))
+    share = np.linspace(0, 1, size_px[0])[:, None] + 0.3 * (_cloud(rng, size_px, 3, 1.0) - 0.5)
+    image = (high + (low - high) * share.clip(0, 1)).astype(np.float32)
+    for number in range(int(rng.integers(1, 4))):
+        _draw_hill(image, rng, 0.25 + 0.2 * number)
+    for _ in range(int(rng.integers(2, 9))):
+        _draw_thing(image, rng)
+    image += rng.normal(0, rng.uniform(0.004, 0.02), image.shape).astype(np.float32)
+    return np.asarray(np.rint(image.clip(0, 1) * 255), np.uint8)
+
+
+def draw_texture(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.uint8]:
+    """Draw a grey surface: grains of many sizes, now and then with joints like those of brick or cloth.
+
+    Returns:
+        [H, W] uint8.
+    """
+    grey = rng.uniform(0.2, 0.5) + rng.uniform(0.2, 0.5) * _cloud(rng, size_px, 6, rng.uniform(0.4, 1.2))
+    if rng.random() < 0.5:
+        pitch, width = rng.integers(12, 60, 2), int(rng.integers(1, 4))
+        rows, columns = np.arange(size_px[0])[:, None], np.arange(size_px[1])[None]
+        shifted = columns + pitch[1] // 2 * (rows // pitch[0] % 2)
+        joints = (rows % pitch[0] < width) | (shifted % pitch[1] < width)
+        grey = np.where(joints, rng.uniform(0.2, 0.9), grey)
+    return np.asarray(np.rint(grey.clip(0, 1) * 255), np.uint8)
+
+
+def _draw_hill(image: Floats, rng: np.random.Generator, horizon: float) -> None:
+    """Everything below a line that wanders."""
+    height, width = image.shape[1:]
+    line = height * (horizon + 0.5 * (_cloud(rng, (1, width), 4, 1.0)[0] - 0.5) + 0.2)
+    inside = np.arange(height)[:, None] > line
+    ground = rng.uniform(0.1, 0.7, (3, 1, 1)) * (0.6 + 0.8 * _cloud(rng, (height, width), 6, rng.uniform(0.3, 1)))
+    np.copyto(image, ground.astype(np.float32), where=inside)
+
+
+def _draw_thing(image: Floats, rng: np.random.Generator) -> None:
+    """A lit ball, or a block with a pattern."""
+    height, width = image.shape[1:]
+    radius = rng.uniform(0.03, 0.2) * min(height, width)
+    y, x = rng.uniform(0, height), rng.uniform(0, width)
+    rows, columns = (np.arange(height)[:, None] - y) / radius, (np.arange(width)[None] - x) / radius
+    colour = rng.uniform(0, 1, (3, 1, 1))
+    if rng.random() < 0.5:
+        inside, shade = rows**2 + columns**2 < 1, 1.1 - 0.5 * np.hypot(rows + 0.4, columns + 0.4)
+    else:
+        inside = np.maximum(abs(rows), abs(columns)) < 1
+        shade = 0.7 + 0.3 * np.sign(np.sin(rng.uniform(3, 20) * columns) * np.sin(rng.uniform(3, 20) * rows))
+    np.copyto(image, (colour * shade).astype(np.float32), where=inside)
+
+
+def _cloud(rng: np.random.Generator, size_px: tuple[int, int], octaves: int, decay: float) -> Floats:
+    """[H, W] about 0..1: noise of ever finer grain, each octave weaker than the last by 2 ** decay."""
+    import cv2
+
+    cloud, total = np.zeros(size_px, np.float32), 0.0
+    for octave in range(octaves):
+        cells = tuple(min(size, 2 ** (octave + 1) + 1) for size in size_px)
+        noise = rng.random(cells, dtype=np.float32)
+        weight = 2.0 ** (-decay * octave)
+        cloud += weight * cv2.resize(noise, size_px[::-1], interpolation=cv2.INTER_CUBIC)
+        total += weight
+    return np.asarray(cloud / np.float32(total))
+
+
+Pixels = NDArray[np.uint8]
+
+_LETTERS: Final = np.array(list("etaoinshrdlcumwfgypbvk"))
+_ODDS: Final = np.arange(len(_LETTERS), 0, -1) / sum(range(len(_LETTERS) + 1))
+
+
+def draw_page(rng: np.random.Generator, size_px: tuple[int, int]) -> Pixels:
+    """Draw one page.
+
+    Args:
+        rng: Where it comes from.
+        size_px: (height, width).
+
+    Returns:
+        [H, W] uint8.
+    """
+    height, width = size_px
+    ink = np.full(size_px, 255, np.uint8)
+    margin, columns = round(width * rng.uniform(0.05, 0.1)), int(rng.integers(1, 3))
+    top = margin + _write_line(ink, rng, (margin, margin), width - 2 * margin, int(rng.integers(18, 30)), words=4)
+    gap = width // 25
+    column_px = (width - 2 * margin - (columns - 1) * gap) // columns
+    for column in range(columns):
+        _fill_column(ink, rng, (top, margin + column * (column_px + gap)), (height - margin, column_px))
+    return _light(ink, rng)
+
+
+def _fill_column(ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]) -> None:
+    """Blocks under each other from (y, x) `place` on, to `limits` (last row, width)."""
+    (y, x), (bottom, width) = place, limits
+    size_px = int(rng.integers(9, 15))
+    while y < bottom - 3 * size_px:
+        kind = rng.choice(4, p=(0.7, 0.1, 0.1, 0.1))
+        if kind == 0:
+            y = _write_paragraph(ink, rng, (y, x), (bottom, width), size_px)
+        elif kind == 1:
+            y += _write_line(ink, rng, (y, x), width, size_px + 5, words=3)
+        elif kind == 2:
+            y = _draw_table(ink, rng, (y, x), (bottom, width), size_px)
+        else:
+            y = _draw_picture(ink, rng, (y, x), (bottom, width))
+        y += size_px
+
+
+def _write_paragraph(
+    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int], size_px: int
+) -> int:
+    (y, x), (bottom, width) = place, limits
+    for _ in range(int(rng.integers(3, 9))):
+        if y + size_px > bottom:
+            break
+        y += _write_line(ink, rng, (y, x), width, size_px)
+    return y
+
+
+def _draw_table(
+    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int], size_px: int
+) -> int:
+    (y, x), (bottom, width) = place, limits
+    cells, pitch_px = int(rng.integers(2, 5)), size_px + 6
+    rows = min(int(rng.integers(3, 8)), (bottom - y) // pitch_px)
+    for row in range(rows):
+        ink[y + row * pitch_px, x : x + width] = 60
+        for cell in range(cells):
+            left = x + cell * width // cells
+            _write_line(ink, rng, (y + row * pitch_px + 2, left + 3), width // cells - 6, size_px, words=1)
+    ink[min(y + rows * pitch_px, len(ink) - 1), x : x + width] = 60
+    for cell in range(cells + 1):
+        ink[y : y + rows * pitch_px, min(x + cell * width // cells, x + width - 1)] = 60
+    return y + rows * pitch_px
+
+
+def _draw_picture(ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]) -> int:
+    (y, x), (bottom, width) = place, limits
+    height = min(int(width * rng.uniform(0.3, 0.7)), bottom - y)
+    ink[y : y + height, x : x + width] = draw_texture(rng, (height, width))
+    return y + height
+
+
+def _write_line(
+    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], width_px: int, size_px: int, *, words: int = 30
+) -> int:
+    """Write as many words as fit; return the pitch of the lines in px."""
+    from PIL import Image, ImageDraw
+
+    font, (y, x) = open_font(BUILT_IN, size_px), place
+    image = Image.new("L", (width_px, round(1.3 * size_px)), 255)
+    pen, left, grey = ImageDraw.Draw(image), 0.0, int(rng.integers(0, 60))
+    for word in _make_words(rng, words):
+        length = font.getlength(word + " ")
+        if left and left + length > width_px:
+            break
+        pen.text((left, 0), word, fill=grey, font=font)
+        left += length
+    target = ink[y : y + image.height, x : x + width_px]
+    np.minimum(target, np.asarray(image)[: target.shape[0], : target.shape[1]], out=target)
+    return image.height
+
+
+def _make_words(rng: np.random.Generator, count: int) -> list[str]:
+    lengths = rng.integers(2, 10, count)
+    letters = rng.choice(_LETTERS, int(lengths.sum()), p=_ODDS)
+    ends = np.cumsum(lengths).tolist()
+    words = ["".join(letters[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    kinds = rng.random(count)
+    return [
+        str(int(kind * 1e6)) if kind < 0.08 else word.title() if kind < 0.2 else word
+        for word, kind in zip(words, kinds, strict=True)
+    ]
+
+
+def _light(ink: Pixels, rng: np.random.Generator) -> Pixels:
+    """The page as a scanner or a camera sees it."""
+    rows, columns = (np.linspace(-1, 1, size) for size in ink.shape)
+    slope = rng.uniform(0, 0.12, 2) * rng.choice((-1, 1), 2)
+    light = rng.uniform(0.82, 1.0) * (1 + slope[0] * rows[:, None] + slope[1] * columns)
+    noise = rng.normal(0, rng.uniform(0, 2.0), ink.shape)
+    return np.asarray(np.rint(ink * light + noise).clip(0, 255), np.uint8)
+
+
+FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
+SMALLEST_SIDE_PX = 96  # room for a line of text
+JPEG_QUALITY = 90
+
+README = """Backgrounds for watermarks, made by lit_data (lit_data.samples.watermarks). Synthetic, CC0.
+
+train/, val/, test/   page_*.png     grey: headings, paragraphs, tables and pictures; words without meaning
+                      photo_*.jpg    colour: sky, hills, things
+                      texture_*.png  grey: surfaces
+                      Of ten images five are pages, four photographs, one is a texture. No image has a watermark.
+samples.json          what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
+
+class WatermarkSampleSpec(SampleSpec):
+    """What a set is made from; equal specs give equal pixels (of photographs before they are compressed)."""
+
+    __slots__ = ()
+    kind = "watermark"
+    sides = (SMALLEST_SIDE_PX, 2**13)
+
+    def kind_of(self, number: int) -> str:
+        """Return ``page``, ``photo`` or ``texture``."""
+        return "page" if number % 2 == 0 else "texture" if number % 10 == 9 else "photo"
+
+
+def ensure_watermark_samples(
+    folder: Path,
+    *,
+    count: int = 60,
+    size_px: tuple[int, int] = (640, 480),
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Make the backgrounds once and say where they are; see `lit_data.samples.sample_set.ensure_set`.
+
+    Args:
+        folder: Where sets are kept; the set gets a folder of its own in it.
+        count: Number of images, divided 70 : 15 : 15 into train, val and test.
+        size_px: (height, width) of a page; photographs lie on their side.
+        seed: Each image is a function of (seed, image number, size) alone.
+        progress: Show a bar when it takes longer than two seconds.
+
+    Returns:
+        The set's root, which holds ``train``, ``val``, ``test`` and ``README.txt``.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        StoreError: The folder cannot be written.
+        StoreBusyError: Another process has been making the same set for ten minutes.
+    """
+    spec = WatermarkSampleSpec(count, size_px, seed)
+    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
+    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="watermark")
+
+
+def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
+    for split in SPLITS:
+        (root / split).mkdir(parents=True)
+    for number in track(range(spec.count), "making watermark samples", spec.count, enabled=progress):
+        _write_sample(root / spec.split_of(number), spec, number)
+    (root / "README.txt").write_text(README, encoding="utf-8")
+    seal(root, spec.recipe(FORMAT_VERSION))
+
+
+def _write_sample(folder: Path, spec: WatermarkSampleSpec, number: int) -> None:
+    rng = np.random.Generator(np.random.Philox(key=[spec.seed, number]))
+    height, width = spec.size
+    kind, stem = spec.kind_of(number), f"{spec.kind_of(number)}_{number:04d}"
+    if kind == "photo":
+        _write_jpeg(folder / f"{stem}.jpg", draw_photo(rng, (width, height)))
+        return
+    draw = draw_page if kind == "page" else draw_texture
+    write_png(folder / f"{stem}.png", draw(rng, (height, width))[..., None])
+
+
+def _write_jpeg(path: Path, pixels: Array) -> None:
+    import cv2
+
+    image = np.ascontiguousarray(np.moveaxis(pixels, 0, -1)[..., ::-1])  # OpenCV wants B, G, R
+    path.write_bytes(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes())

@@ -1,0 +1,123 @@
+"""What users test their own datasets with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.datamodules import StripeDataModule
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
+from lit_data.testing import (
+    QUIET,
+    LimitedMemory,
+    check_datamodule,
+    check_dataset,
+    run_on_ranks,
+    write_images,
+)
+from lit_data.types import Array, FieldSpec
+from tests.stock_modules import STOCK
+
+
+class Rows:
+    """Numbers that depend on (index, epoch); faults can be built in."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault, self.calls = fault, 0
+        self.fields = {"value": FieldSpec((2,), "float32"), "index": FieldSpec((), "int64")}
+
+    def __len__(self) -> int:
+        return 10
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        self.calls += 1
+        rows["index"][:] = indices
+        rows["value"][:] = (indices * 10 + epoch)[:, None]
+        if self.fault == "state":
+            rows["value"] += self.calls
+        elif self.fault == "place":
+            rows["value"][:, 0] = np.arange(len(indices))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "fields": {}} if self.fault == "pickle" else vars(self)
+
+
+def test_a_good_dataset_passes() -> None:
+    check_dataset(Rows())
+
+
+@pytest.mark.parametrize("fault", ["state", "place"])
+def test_samples_that_depend_on_more_are_found(fault: str) -> None:
+    with pytest.raises(AssertionError, match=r"sample \d of epoch 0: value differs between a batch and the sample"):
+        check_dataset(Rows(fault))
+
+
+def test_a_copy_that_is_another_is_found() -> None:
+    with pytest.raises(KeyError, match="index"):
+        check_dataset(Rows("pickle"))
+
+
+def test_a_datamodule_of_ours_passes(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 6, (64, 64))
+    data = StripeDataModule(
+        str(tmp_path / "images"),
+        patch_px=32,
+        stride_px=32,
+        cache_dir=str(tmp_path / "cache"),
+        synthesis=DefectSpec(probability=0.9),
+        mask_splits=(),
+        loader=LoaderOptions(batch_size=4, worker_kind="inline"),
+    )
+    check_datamodule(data)
+
+
+def test_a_datamodule_that_draws_from_elsewhere_is_found(tmp_path: Path) -> None:
+    class Draws(StripeDataModule):
+        def finish_batch(self, batch: Any, stage: Any) -> Any:
+            found = super().finish_batch(batch, stage)
+            return found | {"image": found["image"] + torch.rand(1)}
+
+    write_images(tmp_path / "images", 6, (64, 64))
+    options: dict[str, Any] = {"patch_px": 32, "stride_px": 32, "mask_splits": ()}
+    data = Draws(str(tmp_path / "images"), cache_dir=str(tmp_path), synthesis=DefectSpec(), **options)
+    with pytest.raises(AssertionError, match="train: the same batch comes out differently a second time"):
+        check_datamodule(data)
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "suffix"), [(3, "uint8", ".png"), (1, "uint16", ".png"), (2, "float32", ".tif")]
+)
+def test_images_of_any_kind_are_written(tmp_path: Path, channels: int, dtype: str, suffix: str) -> None:
+    paths = write_images(tmp_path / "set", 2, channels=channels, dtype=dtype)
+    assert [path.name for path in paths] == [f"00{suffix}", f"01{suffix}"]
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_memory_runs_out_and_the_step_is_cut() -> None:
+    stock, limited = STOCK["classifier"], LimitedMemory(3)
+    callbacks = [AdaptiveBatchSize(), limited]
+    trainer = L.Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, callbacks=callbacks)
+    trainer.fit(stock.build(), stock.loader())
+    assert limited.errors > 0
+    assert max(limited.sizes) <= 3
+    with pytest.raises(torch.OutOfMemoryError, match=r"8 samples, 3 fit \(injected\)"):
+        L.Trainer(**QUIET, max_epochs=1, callbacks=[LimitedMemory(3)]).fit(stock.build(), stock.loader())
+
+
+def _sum_ranks(rank: int, start: int) -> int:
+    total = torch.tensor(start + rank)
+    dist.all_reduce(total)
+    return int(total)
+
+
+@pytest.mark.timeout(120)
+def test_a_function_runs_on_ranks() -> None:
+    assert run_on_ranks(_sum_ranks, 2, 5) == [11, 11]

@@ -8,6 +8,7 @@ decides, and what cannot be told apart is refused, never guessed.
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from enum import Enum
 from pathlib import PurePath
@@ -299,3 +300,15 @@ def like_mapping(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[An
     like.clear()
     like.update(values)
     return like
+
+
+def cut_evenly(samples: int, size: int) -> list[tuple[int, int]]:
+    """The fewest pieces of at most `size` samples, as even as can be: 9 samples at most 8 at once are 5 and 4.
+
+    Even pieces need less memory than full ones with a remainder, for as many steps, and batch norm never meets a
+    single sample where it could meet more.
+    """
+    pieces = -(-samples // size)
+    least, more = divmod(samples, pieces)
+    ends = [least * piece + min(piece, more) for piece in range(pieces + 1)]  # larger ones first: errors show at once
+    return list(itertools.pairwise(ends))

@@ -19,16 +19,6 @@ SIZE: Final = 16
 CLASSES: Final = 4
 NOISE: Final = 8
 
-QUIET: Final[dict[str, Any]] = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
-"""Options of a Trainer that prints and writes nothing."""
-
 
 class Classifier(L.LightningModule):
     """Batches (images [B, 3, 16, 16], labels [B]); batch norm, dropout, a torchmetrics metric in train and val.

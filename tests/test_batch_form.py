@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.batch_form import batch_tensors, count_plain, count_samples, slice_batch
-from lit_data.callbacks.adaptive.active_batch import spread
+from lit_data.batch_form import batch_tensors, count_plain, count_samples, cut_evenly, slice_batch
 from lit_data.errors import ConfigError
 
 
@@ -87,7 +86,7 @@ def _flatten(batch: Any) -> list[Any]:
 @pytest.mark.parametrize("size", range(1, 7))
 def test_pieces_hold_every_sample_once_and_in_order(name: str, size: int) -> None:
     batch = BATCHES[name]()
-    pieces = [slice_batch(batch, start, stop, 5) for start, stop in spread(5, size)]
+    pieces = [slice_batch(batch, start, stop, 5) for start, stop in cut_evenly(5, size)]
     assert {type(piece) for piece in pieces} == {type(batch)}
     columns = zip(*map(_flatten, pieces), strict=True)
     assert [[item for part in column for item in part] for column in columns] == _flatten(batch)
@@ -148,7 +147,7 @@ def test_ragged_fields_keep_their_items(counts: list[int], size: int, array: Any
     owner = np.repeat(np.arange(4), counts)
     batch = {"boxes": array(owner.reshape(-1, 1) * [1, 1]), "boxes_count": array(counts), "image": _counting(4)}
     assert count_samples(batch) == 4
-    for start, stop in spread(4, size):
+    for start, stop in cut_evenly(4, size):
         piece = slice_batch(batch, start, stop, 4)
         assert piece["boxes_count"].tolist() == counts[start:stop]
         assert piece["boxes"].tolist() == [[row, row] for row in owner if start <= row < stop]
@@ -220,7 +219,7 @@ def _first_value(sample: Any) -> float:
 def test_lists_of_samples_are_cut_by_their_outer_list(name: str) -> None:
     make, samples = APART[name]
     assert count_samples(make(), {samples}) == samples
-    for start, stop in spread(samples, 2):
+    for start, stop in cut_evenly(samples, 2):
         piece = slice_batch(make(), start, stop, samples)
         assert [_first_value(sample) for sample in piece] == list(range(start, stop))
         assert [tensor.shape for tensor in batch_tensors(piece)] == [
@@ -257,7 +256,7 @@ def test_objects_that_name_their_image_follow_it(owners: list[int], size: int) -
         "batch_idx": torch.tensor(owners, dtype=torch.float32),
     }
     assert count_samples(batch) == 3
-    for start, stop in spread(3, size):
+    for start, stop in cut_evenly(3, size):
         piece = slice_batch(batch, start, stop, 3)
         expected = [owner for owner in owners if start <= owner < stop]
         assert piece["img"][:, 0, 0, 0].tolist() == list(range(start, stop))

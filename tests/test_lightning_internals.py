@@ -30,7 +30,8 @@ from lit_data.lightning_internals import (
     results_of,
     save_progress,
 )
-from tests.stock_modules import QUIET, STOCK
+from lit_data.testing import QUIET
+from tests.stock_modules import STOCK
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 

@@ -1,7 +1,6 @@
 """Into which pieces a batch is cut, and how what a step returned of them is put together again."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_data.batch_form import like_mapping
+from lit_data.batch_form import cut_evenly, like_mapping
 from lit_data.callbacks.adaptive.batch_size_search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore
 from lit_data.lightning_internals import Metric, Results, show_value, shown_value
@@ -18,18 +17,6 @@ from lit_data.types import COUNT_SUFFIX
 
 Slicer = Callable[[Any, int, int], Any]
 """Called with a batch, the first sample of a piece and the one behind its last."""
-
-
-def spread(samples: int, size: int) -> list[tuple[int, int]]:
-    """The fewest pieces of at most `size` samples, as even as can be: 9 samples at most 8 at once are 5 and 4.
-
-    Even pieces need less memory than full ones with a remainder, for as many steps, and batch norm never meets a
-    single sample where it could meet more.
-    """
-    pieces = -(-samples // size)
-    least, more = divmod(samples, pieces)
-    ends = [least * piece + min(piece, more) for piece in range(pieces + 1)]  # larger ones first: errors show at once
-    return list(itertools.pairwise(ends))
 
 
 def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
@@ -150,11 +137,11 @@ class Hand:
         """Samples of the largest piece, as the search has it now."""
         if self.samples <= self.search.size:
             return self.samples
-        return spread(self.samples, self.search.size)[0][1]
+        return cut_evenly(self.samples, self.search.size)[0][1]
 
     def parts(self) -> Iterator[tuple[Any, int]]:
         """The pieces on the device, one at a time, and how many samples each has."""
-        pieces = spread(self.samples, self.search.size)
+        pieces = cut_evenly(self.samples, self.search.size)
         self.largest, self.pieces = pieces[0][1], len(pieces)
         for start, stop in pieces:
             yield self.part(start, stop), stop - start

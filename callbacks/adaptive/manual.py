@@ -7,7 +7,8 @@ from typing import Any, Literal
 import lightning as L
 from torch.optim import Optimizer
 
-from lit_data.callbacks.adaptive.active_batch import Hand, LoggedPieces, merge_outputs, spread
+from lit_data.batch_form import cut_evenly
+from lit_data.callbacks.adaptive.active_batch import Hand, LoggedPieces, merge_outputs
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.snapshot import (
     GradientSnapshot,
@@ -81,7 +82,7 @@ class ManualSteps:
         counts: list[int] = []
         start = 0
         while start < hand.samples:
-            stop = start + spread(hand.samples - start, hand.search.size)[0][1]
+            stop = start + cut_evenly(hand.samples - start, hand.search.size)[0][1]
             done = self._try_piece(call, kwargs, logged, (start, stop))
             if done:
                 outputs.append(read_output(loop))

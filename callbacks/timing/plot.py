@@ -35,7 +35,7 @@ _DRAWN_BARS: Final = 120
 """Points of the lower picture: shares of single steps would be a comb."""
 
 
-class Series:
+class StepSeries:
     """Rows of numbers over steps, in bounded memory: where there are too many, neighbours are added up.
 
     Args:
@@ -89,7 +89,7 @@ class Throughput:
     """
 
     def __init__(self, most_ooms: int = 200) -> None:
-        self.speed, self.parts = Series(), Series()
+        self.speed, self.parts = StepSeries(), StepSeries()
         self.ooms: list[int] = []
         self._most_ooms = most_ooms
 

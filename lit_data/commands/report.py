@@ -79,7 +79,7 @@ def _sort(paths: Iterable[Path]) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepFolder:
     """A sweep as a whole.
 
     Attributes:
@@ -91,14 +91,14 @@ class Sweep:
     jobs: tuple[tuple[str, str, str], ...] = ()
 
 
-def read_sweep(folder: Path) -> Sweep:
+def read_sweep(folder: Path) -> SweepFolder:
     """Read sweep.json and sweep.csv as far as they are there."""
     try:
         summary = parse_json(read_text(folder, folder / "sweep.json"))
         metric = str(summary.get("metric") or "") if isinstance(summary, dict) else ""
     except (OSError, ValueError, RecursionError):
         metric = ""
-    return Sweep(metric, tuple(_read_jobs(folder / "sweep.csv")))
+    return SweepFolder(metric, tuple(_read_jobs(folder / "sweep.csv")))
 
 
 def _read_jobs(path: Path) -> list[tuple[str, str, str]]:

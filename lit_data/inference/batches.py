@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.inference.sources import Source
-from lit_data.inference.tiling import Axis, Tiling
+from lit_data.inference.sources import OpenedImage
+from lit_data.inference.tiling import TileAxis, Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class SlabStitcher:
         target: Where the image goes, once its first tile came.
     """
 
-    def __init__(self, rows: Axis, columns: Axis, open_target: OpenTarget) -> None:
+    def __init__(self, rows: TileAxis, columns: TileAxis, open_target: OpenTarget) -> None:
         self.target: Target | None = None
         self._rows, self._columns, self._open = rows, columns, open_target
         self._row = self._column = 0
@@ -181,7 +181,7 @@ class Kind(NamedTuple):
         return f"{'x'.join(map(str, self.shape))} {self.dtype}"
 
 
-class Job:
+class ImageJob:
     """One image under way.
 
     Args:
@@ -190,7 +190,7 @@ class Job:
         open_target: Where its values go.
     """
 
-    def __init__(self, source: Source, tiling: Tiling, open_target: OpenTarget) -> None:
+    def __init__(self, source: OpenedImage, tiling: Tiling, open_target: OpenTarget) -> None:
         rows, columns = tiling.plan(*source.size_px)
         self.number = source.number
         self.kind = Kind((source.pixels.shape[0], rows.tile_px, columns.tile_px), source.dtype.name)
@@ -210,7 +210,7 @@ class TileBatch:
 
     kind: Kind
     tiles: NDArray[Any]
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[ImageJob] = field(default_factory=list)
 
     @classmethod
     def make(cls, kind: Kind, size: int) -> "TileBatch":
@@ -222,7 +222,7 @@ class TileBatch:
         """Whether there is no room left."""
         return len(self.jobs) == len(self.tiles)
 
-    def add(self, job: Job, tile: NDArray[Any]) -> None:
+    def add(self, job: ImageJob, tile: NDArray[Any]) -> None:
         """Copy a tile in."""
         self.tiles[len(self.jobs)] = tile
         self.jobs.append(job)

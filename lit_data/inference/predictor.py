@@ -17,14 +17,14 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import pair_px
 from lit_data.inference.batch_size_table import BatchRange, BatchSizes
-from lit_data.inference.batches import Job, MemoryTarget, Meter, OnProgress
+from lit_data.inference.batches import ImageJob, MemoryTarget, Meter, OnProgress
 from lit_data.inference.cpu_parallel import Lanes, check_lanes
 from lit_data.inference.forward import Activation, Augment, Forward, ForwardOptions, Precision
 from lit_data.inference.npy_file import FileDtype, NpyTarget, replacing_file
 from lit_data.inference.oom_retry import try_twice
 from lit_data.inference.receptive_field import measure_reach_px
 from lit_data.inference.runner import Runner, TileStream
-from lit_data.inference.sources import Image, Images, Source, open_source, open_sources
+from lit_data.inference.sources import Image, Images, OpenedImage, open_source, open_sources
 from lit_data.inference.tiling import Blend, Size, Tiling
 
 
@@ -138,7 +138,7 @@ class TiledPredictor:
         """
         meter = Meter(on_progress)
         sources = open_sources(images, readers=self._readers, on_bad=on_bad)
-        jobs = (Job(source, self._tiling_of(source), MemoryTarget) for source in sources)
+        jobs = (ImageJob(source, self._tiling_of(source), MemoryTarget) for source in sources)
         for job in self._stream(jobs, meter):
             meter.add_image()
             yield job.number, cast(MemoryTarget, job.stitcher.target).values
@@ -174,13 +174,13 @@ class TiledPredictor:
             raise ConfigError(f"{path.name}: a prediction is written as a .npy file")
         source = open_source(0, image)
         with replacing_file(path) as fd:
-            job = Job(source, self._tiling_of(source), lambda shape: NpyTarget(fd, shape, dtype))
+            job = ImageJob(source, self._tiling_of(source), lambda shape: NpyTarget(fd, shape, dtype))
             for _ in self._stream([job], meter := Meter(on_progress)):
                 meter.add_image()
         found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         return found
 
-    def _tiling_of(self, source: Source) -> Tiling:
+    def _tiling_of(self, source: OpenedImage) -> Tiling:
         """How an image is cut, with the margin the net needs, which is measured when the first seam comes."""
         sides = self._tiling.sides_px
         if self._measured or not any(length > side for length, side in zip(source.size_px, sides, strict=True)):
@@ -196,7 +196,7 @@ class TiledPredictor:
             self._tiling = dataclasses.replace(self._tiling, margin_px=reach)
         return self._tiling
 
-    def _stream(self, jobs: Iterable[Job], meter: Meter) -> Iterator[Job]:
+    def _stream(self, jobs: Iterable[ImageJob], meter: Meter) -> Iterator[ImageJob]:
         with closing(Lanes(self._lanes)) as lanes:
             yield from TileStream(Runner(self._forward, self._sizes, lanes, meter.add_tiles), lanes.count).run(jobs)
 

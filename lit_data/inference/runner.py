@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_data.errors import BatchMemoryError
 from lit_data.inference.batch_size_table import AHEAD, BatchSize, BatchSizes
-from lit_data.inference.batches import Job, Kind, TileBatch
+from lit_data.inference.batches import ImageJob, Kind, TileBatch
 from lit_data.inference.cpu_parallel import Lanes
 from lit_data.inference.forward import Forward
 from lit_data.inference.oom_retry import ADVICE, release_memory
@@ -38,7 +38,7 @@ class Piece:
         return self.batch.tiles[self.start : self.stop]
 
     @property
-    def jobs(self) -> Sequence[Job]:
+    def jobs(self) -> Sequence[ImageJob]:
         """For each tile its image."""
         return self.batch.jobs[self.start : self.stop]
 
@@ -217,10 +217,10 @@ class TileStream:
 
     def __init__(self, runner: Runner, lanes: int) -> None:
         self._runner, self._lanes = runner, lanes
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[ImageJob] = deque()
         self._batches: dict[Kind, TileBatch] = {}
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def run(self, jobs: Iterable[ImageJob]) -> Iterator[ImageJob]:
         """Predict images.
 
         Yields:
@@ -237,7 +237,7 @@ class TileStream:
             self._hurry()
             yield from self._take_complete()
 
-    def _cut(self, job: Job) -> None:
+    def _cut(self, job: ImageJob) -> None:
         for tile in job.tiles:
             if job.kind not in self._batches:
                 self._batches[job.kind] = TileBatch.make(job.kind, self._runner.size_of(job.kind).size)
@@ -258,6 +258,6 @@ class TileStream:
     def _send(self, kind: Kind) -> None:
         self._runner.run(self._batches.pop(kind))
 
-    def _take_complete(self) -> Iterator[Job]:
+    def _take_complete(self) -> Iterator[ImageJob]:
         while self._waiting and self._waiting[0].stitcher.complete:
             yield self._waiting.popleft()

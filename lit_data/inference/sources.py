@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.errors import DataError
-from lit_data.inference.tiling import Axis
+from lit_data.inference.tiling import TileAxis
 from lit_data.io import ImageBank
 from lit_data.io.progress import ordered_map
 from lit_data.types import Array
@@ -18,7 +18,7 @@ DTYPES: Final = ("bool", "uint8", "uint16", "int16", "float16", "float32", "floa
 
 
 @runtime_checkable
-class Pixels(Protocol):
+class ImagePixels(Protocol):
     """A [C, H, W] array that is read by slices: an ndarray, a memory map, a view of a store, an array in a file."""
 
     @property
@@ -32,12 +32,12 @@ class Pixels(Protocol):
     def __getitem__(self, part: Any, /) -> Any: ...  # noqa: ANN401
 
 
-Image = Pixels | Tensor | Callable[[], Pixels | Tensor]
+Image = ImagePixels | Tensor | Callable[[], ImagePixels | Tensor]
 Images = Iterable[Image] | ImageBank
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OpenedImage:
     """One image, checked.
 
     Attributes:
@@ -47,7 +47,7 @@ class Source:
     """
 
     number: int
-    pixels: Pixels
+    pixels: ImagePixels
     dtype: np.dtype[Any]
 
     @property
@@ -55,7 +55,7 @@ class Source:
         """(height, width)."""
         return self.pixels.shape[1], self.pixels.shape[2]
 
-    def cut(self, rows: Axis, columns: Axis) -> Iterator[NDArray[Any]]:
+    def cut(self, rows: TileAxis, columns: TileAxis) -> Iterator[NDArray[Any]]:
         """Tiles row by row, [C, h, w] each; each row of tiles is read once.
 
         What reaches past the end of the image is reflected.
@@ -66,24 +66,26 @@ class Source:
                 yield _fill(slab[:, :, left : left + columns.tile_px], rows.tile_px, columns.tile_px)
 
 
-def open_source(number: int, image: Image) -> Source:
+def open_source(number: int, image: Image) -> OpenedImage:
     """Load an image if it must be, and check it.
 
     Raises:
         DataError: It is none, or its pixels are of a kind that no net takes; or what its loading raises.
     """
     found = image() if callable(image) and not isinstance(image, Tensor) else image
-    pixels = found.detach().cpu().numpy() if isinstance(found, Tensor) else cast(Pixels, found)
+    pixels = found.detach().cpu().numpy() if isinstance(found, Tensor) else cast(ImagePixels, found)
     shape = tuple(getattr(pixels, "shape", ()))
     if len(shape) != 3 or not all(shape):
         raise DataError(f"image {number} is {type(found).__name__} of shape {list(shape)}: give pixels [C, H, W]")
     dtype = np.dtype(pixels.dtype)
     if dtype.name not in DTYPES:
         raise DataError(f"image {number} is {dtype.name}: convert it to one of {', '.join(DTYPES)}")
-    return Source(number, pixels, np.dtype("float32" if dtype.name == "float64" else dtype.name))
+    return OpenedImage(number, pixels, np.dtype("float32" if dtype.name == "float64" else dtype.name))
 
 
-def open_sources(images: Images, *, readers: int, on_bad: Callable[[int, DataError], None] | None) -> Iterator[Source]:
+def open_sources(
+    images: Images, *, readers: int, on_bad: Callable[[int, DataError], None] | None
+) -> Iterator[OpenedImage]:
     """Images in order, loaded by threads a few ahead.
 
     Args:
@@ -92,7 +94,7 @@ def open_sources(images: Images, *, readers: int, on_bad: Callable[[int, DataErr
         on_bad: Called with the number of an image that is bad, which is then left out; None raises.
     """
 
-    def load(numbered: tuple[int, Image]) -> Source | tuple[int, DataError]:
+    def load(numbered: tuple[int, Image]) -> OpenedImage | tuple[int, DataError]:
         try:
             return open_source(*numbered)
         except DataError as error:
@@ -101,7 +103,7 @@ def open_sources(images: Images, *, readers: int, on_bad: Callable[[int, DataErr
             return numbered[0], error
 
     for found in ordered_map(load, enumerate(_each(images)), readers):
-        if isinstance(found, Source):
+        if isinstance(found, OpenedImage):
             yield found
         elif on_bad is not None:
             on_bad(*found)

@@ -86,7 +86,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class TileAxis:
     """The tiles along one axis of an image.
 
     Attributes:
@@ -155,19 +155,19 @@ class Tiling:
         """Tile (height, width)."""
         return pair_px("tile_px", self.tile_px)
 
-    def plan(self, height_px: int, width_px: int) -> tuple[Axis, Axis]:
+    def plan(self, height_px: int, width_px: int) -> tuple[TileAxis, TileAxis]:
         """The tiles of an image, those of its rows and those of its columns."""
         return _plan_axis(self, height_px, self.sides_px[0]), _plan_axis(self, width_px, self.sides_px[1])
 
 
 @lru_cache(maxsize=64)  # most sets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB
-def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> Axis:
+def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> TileAxis:
     multiple = tiling.multiple_px
     padded = _round_up(length_px, multiple)
     if padded <= tile_px:
         step = _round_up(tiling.round_px or max(tile_px // 8, 1), multiple)
         tile_px = min(tile_px, _round_up(length_px, step))
-        return Axis(length_px, tile_px, (0,), (slice(0, length_px),), (None,))
+        return TileAxis(length_px, tile_px, (0,), (slice(0, length_px),), (None,))
     stride = (tile_px - tiling.overlap_px) // multiple * multiple
     count = int(count_positions(padded, tile_px, stride, "cover"))
     # Spread evenly, so that no two tiles share more than others for nothing.
@@ -176,7 +176,7 @@ def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> Axis:
     weights = weigh_tiles(starts, tile_px, Seams(tiling.blend, tiling.margin_px))
     kept = [_find_kept(w, length_px - start) for w, start in zip(weights, starts, strict=True)]
     parts = [w[part].astype(np.float32) for w, part in zip(weights, kept, strict=True)]
-    return Axis(
+    return TileAxis(
         length_px,
         tile_px,
         starts,

@@ -19,7 +19,7 @@ _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
 _WITHIN = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-class _Folder(NamedTuple):
+class _ListedFolder(NamedTuple):
     path: str
     prefix: str  # of the names under it, relative to the root
     links: tuple[str, ...]  # real paths of the links that led here
@@ -47,7 +47,7 @@ class FolderWalk:
         self._matches = compile_patterns(patterns).fullmatch
         self._allow_outside = allow_outside
         self._real_root = os.path.realpath(root)
-        self._open = [_Folder(os.fspath(root), "", ())]
+        self._open = [_ListedFolder(os.fspath(root), "", ())]
 
     def run(self) -> Iterator[str]:
         """Paths of the images relative to the folder, in no order."""
@@ -60,7 +60,7 @@ class FolderWalk:
             except OSError as error:
                 self.problems.add(folder.path, describe_missing(folder.path, error))
 
-    def _visit(self, entry: os.DirEntry[str], folder: _Folder) -> Iterator[str]:
+    def _visit(self, entry: os.DirEntry[str], folder: _ListedFolder) -> Iterator[str]:
         relative = folder.prefix + entry.name
         if entry.name.startswith("."):
             self.ignored["hidden"] += 1
@@ -74,7 +74,7 @@ class FolderWalk:
             else:
                 self.problems.add(entry.path, "not a regular file")
 
-    def _follow(self, link: os.DirEntry[str], relative: str, folder: _Folder) -> Iterator[str]:
+    def _follow(self, link: os.DirEntry[str], relative: str, folder: _ListedFolder) -> Iterator[str]:
         try:
             mode = link.stat().st_mode
         except OSError as error:
@@ -99,7 +99,7 @@ class FolderWalk:
         if _extension(relative) in EXTENSIONS and self._matches(relative):
             self.problems.add(path, "not a regular file (a folder)")
         else:
-            self._open.append(_Folder(path, f"{relative}/", links))
+            self._open.append(_ListedFolder(path, f"{relative}/", links))
 
     def _is_wanted(self, name: str, relative: str) -> bool:
         if name.lower() in _SYSTEM_FILES:

@@ -7,8 +7,8 @@ from typing import Any
 from lit_data.loading.layout import INDICES
 from lit_data.loading.order import EpochOrder, OrderReader
 from lit_data.loading.staging import Slot, Staging
-from lit_data.loading.state import Progress
-from lit_data.loading.tasks import Failure, Task, Texts
+from lit_data.loading.state import EpochProgress
+from lit_data.loading.tasks import Failure, RowTask, Texts
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Planned:
     texts: dict[str, list[Any]] = field(default_factory=dict)
 
 
-class Assembly(Iterator[Task]):
+class Assembly(Iterator[RowTask]):
     """The tasks of the rest of an epoch, and their answers turned into batches.
 
     Batches are planned one at a time, when workers ask for tasks. As the batch size changes, what is planned and not
@@ -49,7 +49,7 @@ class Assembly(Iterator[Task]):
         self,
         order: EpochOrder,
         staging: Staging,
-        progress: Progress,
+        progress: EpochProgress,
         *,
         batch_size: int,
         micro_batch_size: Callable[[int], int],
@@ -60,7 +60,7 @@ class Assembly(Iterator[Task]):
         self._reader = OrderReader(order, progress.epoch)
         self._position = progress.position
         self._planned: dict[int, Planned] = {}  # by serial of the slot
-        self._tasks: Iterator[Task] = iter(())
+        self._tasks: Iterator[RowTask] = iter(())
 
     def resize(self, batch_size: int) -> None:
         """Give up what is planned, and plan it anew."""
@@ -70,14 +70,14 @@ class Assembly(Iterator[Task]):
         self._tasks = iter(())
         self._position = self.progress.position
 
-    def __next__(self) -> Task:
+    def __next__(self) -> RowTask:
         task = next(self._tasks, None)
         if task is None:
             self._tasks = self._plan_batch()
             task = next(self._tasks)
         return task
 
-    def receive(self, task: Task, answer: Texts | Failure) -> Planned | None:
+    def receive(self, task: RowTask, answer: Texts | Failure) -> Planned | None:
         """Take in an answer.
 
         Returns:
@@ -99,7 +99,7 @@ class Assembly(Iterator[Task]):
         self.progress.advance(batch.end)
         return self._planned.pop(task.slot.serial)
 
-    def _plan_batch(self) -> Iterator[Task]:
+    def _plan_batch(self) -> Iterator[RowTask]:
         batch_size, position = self._batch_size, self._position
         taken = self.order.take(position, batch_size)
         samples = self.order.count(taken)
@@ -111,4 +111,4 @@ class Assembly(Iterator[Task]):
         firsts = range(0, samples, size)
         self._position = position + taken
         self._planned[slot.serial] = Planned(slot, samples, self._position, len(firsts))
-        return (Task(slot, first, min(first + size, samples), epoch, self.plan) for first in firsts)
+        return (RowTask(slot, first, min(first + size, samples), epoch, self.plan) for first in firsts)

@@ -19,7 +19,7 @@ from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
 from lit_data.loading.staging import Slot, Staging, check_room
-from lit_data.loading.state import LoaderState, Progress
+from lit_data.loading.state import EpochProgress, LoaderState
 from lit_data.loading.tasks import Failure, write
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Workers
@@ -85,7 +85,7 @@ class MicroBatchLoader:
         self.pin_device: torch.device | None = None
         self.assemble_s = 0.0
         self._resumed: LoaderState | None = None
-        self._progress: Progress | None = None
+        self._progress: EpochProgress | None = None
         self._assembly: Assembly | None = None
         self._workers: Workers | None = None
         self._plan = 0
@@ -147,7 +147,7 @@ class MicroBatchLoader:
     def _batches(self) -> Iterator[Any]:
         progress = self._start(self.epoch)
         if progress.batches and not self.order.steps(progress.position, self.batch_size):
-            progress = Progress(self.epoch + 1)  # the interrupted epoch was complete
+            progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
         samples = self.batch_size
         micro = self._count_rows(samples)
         tasks = -(-samples // micro)
@@ -259,9 +259,9 @@ class MicroBatchLoader:
         if self.choice.kind != "process" and (check := getattr(self._rows, "check_sources", None)):
             check()
 
-    def _start(self, epoch: int) -> Progress:
+    def _start(self, epoch: int) -> EpochProgress:
         resumed = self._resumed
-        return Progress(epoch) if resumed is None or resumed.epoch != epoch else resumed.start()
+        return EpochProgress(epoch) if resumed is None or resumed.epoch != epoch else resumed.start()
 
     def _check_current(self, assembly: Assembly) -> None:
         if self._assembly is not assembly:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from lit_data.errors import WorkerDiedError
 from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.machine import count_files
-from lit_data.loading.tasks import Task, describe_samples
+from lit_data.loading.tasks import RowTask, describe_samples
 from lit_data.loading.worker_process import FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader
 from lit_data.loading.worker_watchdog import Watch
 from lit_data.loading.workers import Answer, hang_text, log_opencv_threads
@@ -96,7 +96,7 @@ class ProcessWorkers:
         self._end = weakref.finalize(self, _end, os.getpid(), board, self._processes, self._iterators, self._watch)
         _open.add(self)
 
-    def run(self, tasks: Iterator[Task], depth: int) -> Iterator[Answer]:
+    def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """Let torch hand out the tasks and wait for the answers.
 
         Raises:
@@ -202,8 +202,8 @@ class _Stream:
     """The sampler: gives torch the next task whenever it asks, also after it had none for a while."""
 
     def __init__(self, lines: Array) -> None:
-        self.tasks: Iterator[Task] = iter(())
-        self.issued: deque[Task] = deque()
+        self.tasks: Iterator[RowTask] = iter(())
+        self.issued: deque[RowTask] = deque()
         self._lines = lines
         self._fresh = 0
 

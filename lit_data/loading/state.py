@@ -11,7 +11,7 @@ _REMEMBERED: Final = 64
 
 
 @dataclass(slots=True)
-class Progress:
+class EpochProgress:
     """How far an epoch is.
 
     Attributes:
@@ -99,9 +99,9 @@ class LoaderState:
                     "of an epoch's end"
                 )
 
-    def start(self) -> Progress:
+    def start(self) -> EpochProgress:
         """Where the epoch goes on."""
-        return Progress(self.epoch, self.batches, self.position, {self.batches: self.position})
+        return EpochProgress(self.epoch, self.batches, self.position, {self.batches: self.position})
 
     def is_elastic(self, batch_size: int, world_size: int) -> bool:
         """Whether the epoch goes on with other sizes than it began with."""

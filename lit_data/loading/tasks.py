@@ -21,7 +21,7 @@ _NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RowTask:
     """One micro-batch: the rows of a slot from `first` up to `stop`."""
 
     slot: Slot

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from lit_data.errors import WorkerDiedError
-from lit_data.loading.tasks import Failure, Task, Texts, describe_samples, write
+from lit_data.loading.tasks import Failure, RowTask, Texts, describe_samples, write
 from lit_data.types import RowWriter
 
 log = logging.getLogger(__name__)
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 THREADS_VARIABLE: Final = "OPENCV_FOR_THREADS_NUM"
 """A number that the user gives OpenCV here holds in workers too."""
 
-Answer = tuple[Task, Texts | Failure]
+Answer = tuple[RowTask, Texts | Failure]
 Answers = SimpleQueue[tuple[int, Texts | Failure]]
-Jobs = SimpleQueue[tuple[int, Task, Answers] | None]
+Jobs = SimpleQueue[tuple[int, RowTask, Answers] | None]
 
 
 class Workers(Protocol):
     """Does tasks. `tasks` may end and later give more, as long as an answer is outstanding."""
 
-    def run(self, tasks: Iterator[Task], depth: int) -> Iterator[Answer]:
+    def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """The answers in the order of the tasks, of which up to `depth` are under way beside the one answered."""
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class InlineWorkers:
     def __init__(self, dataset: RowWriter) -> None:
         self.dataset = dataset
 
-    def run(self, tasks: Iterator[Task], depth: int) -> Iterator[Answer]:
+    def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """Do each task when its answer is wanted."""
         while (task := next(tasks, None)) is not None:
             yield task, write(self.dataset, task.slot.arrays, task.first, task.stop, task.epoch)
@@ -79,14 +79,14 @@ class ThreadWorkers:
         ready.wait()
         torch.set_num_threads(torch_threads)  # threads have numbers of their own, new ones that of the last call
 
-    def run(self, tasks: Iterator[Task], depth: int) -> Iterator[Answer]:
+    def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """Hand out tasks ahead and wait for the answers.
 
         Raises:
             WorkerDiedError: A task took longer than the timeout.
         """
         answers: Answers = SimpleQueue()
-        ahead: dict[int, Task] = {}  # in order of issue
+        ahead: dict[int, RowTask] = {}  # in order of issue
         done: dict[int, Texts | Failure] = {}
         issued = 0
         with _opencv:
@@ -111,7 +111,7 @@ class ThreadWorkers:
         number: int,
         answers: Answers,
         done: dict[int, Texts | Failure],
-        ahead: dict[int, Task],
+        ahead: dict[int, RowTask],
     ) -> None:
         deadline_s = time.monotonic() + self.timeout_s
         while number not in done:

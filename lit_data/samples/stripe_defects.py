@@ -22,7 +22,7 @@ Window = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class DrawnScratch:
     """A thin curve that brightens or darkens.
 
     Attributes:
@@ -70,7 +70,7 @@ class MissingPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Defect:
+class DrawnDefect:
     """One defect and where it shows.
 
     Attributes:
@@ -83,7 +83,7 @@ class Defect:
     kind: str
     channels: tuple[int, ...]
     window: Window
-    form: Scratch | MissingPiece
+    form: DrawnScratch | MissingPiece
 
     @property
     def is_true(self) -> bool:
@@ -93,14 +93,14 @@ class Defect:
 
 def draw_defects(
     rng: np.random.Generator, pattern: StripePattern, views: Sequence[CameraView], shape: tuple[int, int]
-) -> list[Defect]:
+) -> list[DrawnDefect]:
     """Draw 3 to 8 true defects and 3 to 8 distractors that keep clear of each other.
 
     A small image may have no room left for the last of them.
     """
     wanted = [TARGET_ONLY] * int(rng.integers(3, 9))
     wanted += [DISTRACTOR_CHANNELS[int(i)] for i in rng.integers(0, len(DISTRACTOR_CHANNELS), rng.integers(3, 9))]
-    defects: list[Defect] = []
+    defects: list[DrawnDefect] = []
     for channels in wanted:
         for _ in range(100):
             defect = _draw_defect(rng, pattern, shape, channels)
@@ -115,7 +115,7 @@ def draw_defects(
 
 
 def grey_change(
-    defect: Defect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]
+    defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
     """Render what a defect adds to the grey levels of one view, within the defect's window.
 
@@ -130,11 +130,11 @@ def grey_change(
 
 def _draw_defect(
     rng: np.random.Generator, pattern: StripePattern, shape: tuple[int, int], channels: tuple[int, ...]
-) -> Defect:
+) -> DrawnDefect:
     centre = (rng.uniform(0, shape[0]), rng.uniform(0, shape[1]))
     if rng.random() < 0.5:
         scratch = _draw_scratch(rng, centre, longest_px=min(80.0, 0.5 * min(shape)))
-        return Defect("scratch", channels, _surround(scratch.points_yx, reach_px=4), scratch)
+        return DrawnDefect("scratch", channels, _surround(scratch.points_yx, reach_px=4), scratch)
     # The wider the stripe the shorter the piece: all are near the training spots in area, none is trivial by its size.
     length_px = rng.uniform(3, np.clip(45 / (pattern.duty * pattern.period_px), 4, 9))
     stripe, along_px = pattern.locate(np.array(centre[0]), np.array(centre[1]))
@@ -147,10 +147,10 @@ def _draw_defect(
     along_reach, across_reach = length_px / 2 + 3, pattern.period_px + 5
     reach = (along_reach, across_reach) if pattern.runs_down else (across_reach, along_reach)
     corners = np.array([np.subtract(centre, reach), np.add(centre, reach)])
-    return Defect("missing_piece", channels, _surround(corners, reach_px=0), piece)
+    return DrawnDefect("missing_piece", channels, _surround(corners, reach_px=0), piece)
 
 
-def _draw_scratch(rng: np.random.Generator, centre: tuple[float, float], longest_px: float) -> Scratch:
+def _draw_scratch(rng: np.random.Generator, centre: tuple[float, float], longest_px: float) -> DrawnScratch:
     length_px = rng.uniform(10, longest_px)
     steps = np.linspace(-0.5, 0.5, int(4 * length_px))
     heading = rng.uniform(0, np.pi) + rng.uniform(-1.2, 1.2) * steps + rng.uniform(-2, 2) * steps**2
@@ -159,7 +159,7 @@ def _draw_scratch(rng: np.random.Generator, centre: tuple[float, float], longest
     beat = np.sin(2 * np.pi * steps * length_px / rng.uniform(6, 10))
     body = np.clip(0.5 + 1.2 * beat, 0, 1) if rng.random() < 0.6 else 1 + 0.2 * beat
     ends = np.clip((0.5 - np.abs(steps)) * length_px / 4, 0.3, 1)
-    return Scratch(way - way.mean(axis=0) + centre, strength * body * ends, width_px=rng.uniform(1.2, 2.0))
+    return DrawnScratch(way - way.mean(axis=0) + centre, strength * body * ends, width_px=rng.uniform(1.2, 2.0))
 
 
 def _surround(points_yx: Floats, reach_px: float) -> Window:
@@ -171,7 +171,7 @@ def _lies_inside(window: Window, shape: tuple[int, int]) -> bool:
     return window[0] >= 0 and window[1] >= 0 and window[2] <= shape[0] and window[3] <= shape[1]
 
 
-def _is_visible(defect: Defect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]) -> bool:
+def _is_visible(defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]) -> bool:
     return int(np.count_nonzero(grey_change(defect, pattern, view, shape))) >= LEAST_AREA_PX
 
 

@@ -12,7 +12,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.samples.sample_set import Recipe, check_integer, ensure_set, seal
-from lit_data.samples.stripe_defects import Defect, draw_defects, grey_change
+from lit_data.samples.stripe_defects import DrawnDefect, draw_defects, grey_change
 from lit_data.samples.stripe_texture import draw_pattern, draw_views, expose
 
 
@@ -61,7 +61,7 @@ def render_sample(seed: int, number: int, shape: tuple[int, int], *, with_defect
     return StripeSample(clean, image.clip(0, 1), mask, rows)
 
 
-def _describe(defect: Defect, shown: NDArray[np.bool_]) -> dict[str, Any]:
+def _describe(defect: DrawnDefect, shown: NDArray[np.bool_]) -> dict[str, Any]:
     rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
     top, left = defect.window[:2]
     return {

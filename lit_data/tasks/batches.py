@@ -10,9 +10,9 @@ import lightning as L
 import torch
 from typing_extensions import override
 
-from lit_data.batch_form import count_samples, slice_batch
+from lit_data.batch_form import count_samples, cut_evenly, slice_batch
 from lit_data.callbacks import AdaptiveBatchSize
-from lit_data.callbacks.adaptive.active_batch import merge_outputs, spread
+from lit_data.callbacks.adaptive.active_batch import merge_outputs
 from lit_data.callbacks.wrapping import wrap
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
@@ -108,7 +108,7 @@ class _InLanes(L.Callback):
         samples = count_samples(batch)
         if not samples or samples < 2:
             return call(batch, *args)
-        pieces = spread(samples, -(-samples // min(lanes.count, samples)))
+        pieces = cut_evenly(samples, -(-samples // min(lanes.count, samples)))
         cut = getattr(self._datamodule, "slice_batch", None) or partial(slice_batch, samples=samples)
         parts = [cut(batch, start, stop) for start, stop in pieces]
         asked = [lanes.submit(partial(_without_gradient, call, part, *args)) for part in parts]

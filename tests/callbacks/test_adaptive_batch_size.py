@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install, out_of_memory
 from tests.notes import Notes
-from tests.stock_modules import QUIET, STOCK
+from tests.stock_modules import STOCK
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),

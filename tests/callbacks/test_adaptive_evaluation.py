@@ -14,8 +14,9 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, Mul
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError
+from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install
-from tests.stock_modules import QUIET, STOCK
+from tests.stock_modules import STOCK
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),

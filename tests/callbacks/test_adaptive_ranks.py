@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_data.callbacks.adaptive.ranks import find_ranks
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.errors import ConfigError, LitDataError
-from tests.stock_modules import QUIET
+from lit_data.testing import QUIET
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 30

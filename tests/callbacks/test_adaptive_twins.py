@@ -19,8 +19,8 @@ from torchmetrics.wrappers import Running
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
+from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, Faults, Point, install
-from tests.stock_modules import QUIET
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),

@@ -21,8 +21,9 @@ from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.memory_monitor import MemoryMonitor
 from lit_data.callbacks.wrapping import _Wrapped
+from lit_data.testing import QUIET
 from tests.limited_memory import STAGES, FaultPlan, install
-from tests.stock_modules import QUIET, STOCK
+from tests.stock_modules import STOCK
 
 SAMPLES, BATCH, FITS = 32, 8, 4
 

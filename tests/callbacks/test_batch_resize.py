@@ -27,9 +27,9 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec
+from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
 from tests.limited_memory import SimulatedDevice, install
-from tests.stock_modules import QUIET
 from tests.tally import Meanwhile, Rows, Tally, stop_clock
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")

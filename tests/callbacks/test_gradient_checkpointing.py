@@ -13,7 +13,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from lit_data.callbacks.gradient_checkpointing import GradientCheckpointing
 from lit_data.errors import ConfigError
-from tests.stock_modules import QUIET, STOCK
+from lit_data.testing import QUIET
+from tests.stock_modules import STOCK
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lit_data.callbacks import ImageMetrics
 from lit_data.errors import ConfigError
+from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter
 from tests.notes import Notes
-from tests.stock_modules import QUIET
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),

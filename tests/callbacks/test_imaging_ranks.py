@@ -16,8 +16,8 @@ import lightning as L
 import pytest
 
 from lit_data.callbacks import ImageMetrics, SampleImages
+from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter
-from tests.stock_modules import QUIET
 
 ROOT = Path(__file__).resolve().parents[2]
 

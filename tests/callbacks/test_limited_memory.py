@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.testing import QUIET
 from tests.limited_memory import POINTS, FaultPlan, Point, SimulatedDevice, install
-from tests.stock_modules import QUIET, STOCK
+from tests.stock_modules import STOCK
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 

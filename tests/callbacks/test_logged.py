@@ -11,8 +11,8 @@ from torchmetrics import MeanMetric
 
 from lit_data.callbacks.adaptive.active_batch import LoggedPieces
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, install
-from tests.stock_modules import QUIET
 from tests.tally import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.callbacks.adaptive.active_batch import describe_shapes, mean, merge_outputs, spread
+from lit_data.batch_form import cut_evenly
+from lit_data.callbacks.adaptive.active_batch import describe_shapes, mean, merge_outputs
 
 
 class Pair(NamedTuple):
@@ -43,12 +44,12 @@ def _counting(samples: int, *shape: int) -> Tensor:
     ],
 )
 def test_pieces_are_the_fewest_and_even(samples: int, size: int, expected: list[int]) -> None:
-    assert [stop - start for start, stop in spread(samples, size)] == expected
+    assert [stop - start for start, stop in cut_evenly(samples, size)] == expected
 
 
 def test_pieces_of_every_number_and_size() -> None:
     for samples, size in itertools.product(range(1, 130), range(1, 140)):
-        pieces = spread(samples, size)
+        pieces = cut_evenly(samples, size)
         counts = [stop - start for start, stop in pieces]
         assert [start for start, _ in pieces] == [0, *itertools.accumulate(counts[:-1])]
         assert sum(counts) == samples
@@ -61,7 +62,8 @@ def test_pieces_of_every_number_and_size() -> None:
 @pytest.mark.parametrize("size", range(2, 10))
 def test_no_piece_of_one_sample_where_there_can_be_more(size: int) -> None:
     for samples in range(size + 1, 20 * size, size):  # a remainder of one
-        assert min(stop - start for start, stop in spread(samples, size)) >= (2 if size > 2 or samples % 2 == 0 else 1)
+        least = min(stop - start for start, stop in cut_evenly(samples, size))
+        assert least >= (2 if size > 2 or samples % 2 == 0 else 1)
 
 
 OUTPUTS = {

@@ -14,9 +14,9 @@ from lit_data.callbacks import EmptyCache, SampleImages
 from lit_data.callbacks.imaging.pictures import draw_grid
 from lit_data.callbacks.imaging.sampling import read_images
 from lit_data.errors import ConfigError
+from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter, Sculptor
 from tests.notes import Notes
-from tests.stock_modules import QUIET
 
 POSES = torch.tensor([[0.25, 0.0], [0.5, 0.1], [0.75, 0.2]])
 

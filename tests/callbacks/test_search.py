@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lit_data.callbacks.adaptive.active_batch import spread
+from lit_data.batch_form import cut_evenly
 from lit_data.callbacks.adaptive.batch_size_search import SizeSearch
 from lit_data.callbacks.device_memory import MemoryReading
 
@@ -18,7 +18,7 @@ CAPACITIES = sorted({*range(1, 40), *range(40, 301, 7), 64, 128, 150, 256, 299, 
 def _run_batch(search: SizeSearch, batch: int, capacity: int, seconds: float = 1.0) -> int:
     """One batch until it fits, as `Replay` does it; how often it failed."""
     for retries in itertools.count():
-        largest = spread(batch, search.size)[0][1]
+        largest = cut_evenly(batch, search.size)[0][1]
         if largest <= capacity:
             search.succeed(largest, batch, seconds)
             return retries
@@ -100,7 +100,7 @@ def test_splitting_finds_the_fewest_pieces() -> None:
         for capacity in (capacity for capacity in CAPACITIES if capacity <= batch):
             search = SizeSearch(batch)
             steps = _settle(search, batch, capacity)
-            assert len(spread(batch, search.size)) == len(spread(batch, capacity)), (batch, capacity)
+            assert len(cut_evenly(batch, search.size)) == len(cut_evenly(batch, capacity)), (batch, capacity)
             assert steps <= 8, (batch, capacity)
 
 
@@ -108,7 +108,7 @@ def test_splitting_begins_small_and_finds_the_fewest_pieces() -> None:
     for capacity in range(1, 257):
         search = SizeSearch(1)
         _settle(search, 256, capacity)
-        assert len(spread(256, search.size)) == len(spread(256, capacity))
+        assert len(cut_evenly(256, search.size)) == len(cut_evenly(256, capacity))
 
 
 @pytest.mark.parametrize("first", [1, 32, 300])

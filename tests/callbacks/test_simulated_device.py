@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
+from lit_data.testing import QUIET
 from tests.limited_memory import SimulatedDevice, install
-from tests.stock_modules import QUIET
 from tests.tally import Meanwhile, Rows, Tally, stop_clock
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")

@@ -9,7 +9,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 
 from lit_data.callbacks.wrapping import wrap
-from tests.stock_modules import QUIET
+from lit_data.testing import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 

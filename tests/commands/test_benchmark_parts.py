@@ -14,7 +14,7 @@ from lit_data.cli import main
 from lit_data.commands.benchmarks.compare import Recommendation, apply, recommend
 from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, MicroBatchSampler, make_torch_loader
 from lit_data.commands.benchmarks.gpu import _answer, format_table
-from lit_data.commands.benchmarks.headroom import StepClock
+from lit_data.commands.benchmarks.headroom import TrainingClock
 from lit_data.commands.benchmarks.measure import Lap, Limits, Result, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
 from lit_data.commands.benchmarks.rows import Row, list_rows, write_lines
@@ -339,7 +339,7 @@ def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) 
     class Module:
         device = CPU
 
-    clock, trainer, module = StepClock(2), Trainer(), Module()
+    clock, trainer, module = TrainingClock(2), Trainer(), Module()
     for step in range(1, 5):
         trainer.global_step = step
         clock.on_train_batch_end(trainer, module, None, {"image": torch.zeros(8)}, step)  # type: ignore[arg-type]

@@ -23,10 +23,10 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.loading.transfer import Copy, StagedBatch
+from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
 from tests.limited_memory import out_of_memory
 from tests.notes import Notes
-from tests.stock_modules import QUIET
 
 BEFORE, TRANSFER, AFTER = HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 SHORT: Final = {BEFORE: "before", TRANSFER: "transfer", AFTER: "after"}

@@ -4,20 +4,14 @@ As a script this file is what each of two processes (gloo) runs.
 """
 
 import itertools
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from torch import nn
 
 from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.inference import TiledPredictor, gather_in_order, merge_shares, rank_share
+from lit_data.testing import run_on_ranks
 
 IMAGES = 21
 
@@ -49,38 +43,17 @@ def test_without_other_processes_there_is_nothing_to_exchange() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_two_processes_predict_each_image_once(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(tmp_path)], env=environment | {"RANK": str(rank)})
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=180) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert found[0]["all"] == found[1]["all"] == [[number, number + 1] for number in range(IMAGES)]
-    assert found[0]["mine"] == list(range(0, IMAGES, 2))
-    assert found[1]["mine"] == list(range(1, IMAGES, 2))
+def test_two_processes_predict_each_image_once() -> None:
+    found = run_on_ranks(_predict_share, 2)
+    assert found[0][1] == found[1][1] == [(number, number + 1) for number in range(IMAGES)]
+    assert found[0][0] == list(range(0, IMAGES, 2))
+    assert found[1][0] == list(range(1, IMAGES, 2))
 
 
-def _run_rank(folder: Path) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def _predict_share(rank: int) -> tuple[list[int], list[tuple[int, int]]]:
     share = rank_share(IMAGES, rank, 2)
     predictor = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=2, batch_size=4)
     images = [np.full((1, 5 + number, 30 - number), number + 1, np.float32) for number in range(IMAGES)]
     found = predictor.predict(images[number] for number in share)
     mine = [(share[place], round(float(values.mean()))) for place, values in found]
-    everything = gather_in_order(mine, IMAGES)
-    (folder / f"{rank}.json").write_text(json.dumps({"mine": [number for number, _ in mine], "all": everything}))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _run_rank(Path(sys.argv[1]))
+    return [number for number, _ in mine], gather_in_order(mine, IMAGES)

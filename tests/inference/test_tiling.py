@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from lit_data.errors import ConfigError
-from lit_data.inference.tiling import Axis, Blend, Tiling
+from lit_data.inference.tiling import Blend, TileAxis, Tiling
 
 
-def _sum_weights(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+def _sum_weights(axis: TileAxis) -> tuple[np.ndarray, np.ndarray]:
     """For each pixel the sum of its weights, and the least distance of a tile that counts from a seam-side border."""
     total = np.zeros(axis.length_px)
     distance = np.full(axis.length_px, 1000)

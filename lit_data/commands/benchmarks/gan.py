@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.benchmarks.gan_variants import NAMES, Way, list_ways
+from lit_data.commands.benchmarks.gan_variants import NAMES, GANVariant, list_ways
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.rows import format_number, show_table, write_lines
 from lit_data.commands.session import build_datamodule, build_model
@@ -51,17 +51,17 @@ class Bench:
     _seconds: list[float] = field(default_factory=list)
     _peaks: list[int] = field(default_factory=list)
 
-    def time_step(self, way: Way, batch: Batch, steps: int) -> float:
+    def time_step(self, way: GANVariant, batch: Batch, steps: int) -> float:
         """Mean seconds of a step, after one for warming up, which has no part in it."""
         self._run(way, batch, steps + 1, around=self._time)
         return sum(self._seconds[1:]) / steps
 
-    def measure_peak(self, way: Way, batch: Batch) -> int:
+    def measure_peak(self, way: GANVariant, batch: Batch) -> int:
         """Most bytes of tensors in a step with a penalty: weights, optimizers, batch, and what the step makes."""
         self._run(way, batch, 2, around=self._measure, r1_every=1)
         return self._peaks[-1]
 
-    def find_gradients(self, way: Way, batch: Batch) -> Tensor:
+    def find_gradients(self, way: GANVariant, batch: Batch) -> Tensor:
         """Gradients [N] of both nets, each before its step of plain descent; with a penalty."""
         keep = _KeepGradients()
         self._run(way, batch, 1, callback=keep, r1_every=1, descent=True)
@@ -69,7 +69,7 @@ class Bench:
 
     def _run(
         self,
-        way: Way,
+        way: GANVariant,
         batch: Batch,
         steps: int,
         *,
@@ -236,7 +236,7 @@ def _measure(bench: Bench, options: BenchmarkOptions, whole: Batch) -> dict[str,
     return measured
 
 
-def _fits(bench: Bench, way: Way, whole: Batch, limit_bytes: int, count: int) -> bool:
+def _fits(bench: Bench, way: GANVariant, whole: Batch, limit_bytes: int, count: int) -> bool:
     return bench.measure_peak(way, _take(whole, count)) <= limit_bytes
 
 

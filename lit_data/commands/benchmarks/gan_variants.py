@@ -28,7 +28,7 @@ Step = Callable[[GANModule, Batch], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class GANVariant:
     """One line of the table.
 
     Attributes:
@@ -51,18 +51,18 @@ class Way:
         return [GradientCheckpointing([block for block in BLOCKS if any(_lies_in(name, block) for name in names)])]
 
 
-def list_ways(part: int) -> list[Way]:
+def list_ways(part: int) -> list[GANVariant]:
     """The original way first.
 
     Args:
         part: Samples of a part.
     """
     return [
-        Way("original", step_originally),
-        Way("careful", step_carefully),
-        Way("whole"),
-        Way("checkpointed", checkpointed=True),
-        Way("parts", part=part),
+        GANVariant("original", step_originally),
+        GANVariant("careful", step_carefully),
+        GANVariant("whole"),
+        GANVariant("checkpointed", checkpointed=True),
+        GANVariant("parts", part=part),
     ]
 
 

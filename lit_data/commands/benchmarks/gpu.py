@@ -41,7 +41,7 @@ Found = Iterator[tuple[str, float | str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DeviceScene:
     """What all parts measure on.
 
     Attributes:
@@ -82,7 +82,7 @@ def run_gpu(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     device = options.choose_device()
     if device.type != "cuda":
         raise ConfigError("benchmark.mode=gpu needs a CUDA device, and there is none here")
-    scene, lines = Scene(cfg, options, device), list[dict[str, Any]]()
+    scene, lines = DeviceScene(cfg, options, device), list[dict[str, Any]]()
     for name, ask in _PARTS.items():
         log.info("%s ...", name)
         lines += [{"part": name, **line} for line in _answer(ask, scene)]
@@ -110,7 +110,7 @@ def format_table(lines: list[dict[str, Any]], machine: Mapping[str, Any]) -> str
     return "\n".join([*head, *rows, ""])
 
 
-def _answer(ask: Callable[[Scene], Found], scene: Scene) -> Iterator[dict[str, Any]]:
+def _answer(ask: Callable[[DeviceScene], Found], scene: DeviceScene) -> Iterator[dict[str, Any]]:
     """The answers of one part; a fault is one too, and the next part is asked all the same."""
     try:
         for what, value, unit in ask(scene):
@@ -122,7 +122,7 @@ def _answer(ask: Callable[[Scene], Found], scene: Scene) -> Iterator[dict[str, A
         torch.cuda.empty_cache()
 
 
-def _ask_transfer(scene: Scene) -> Found:
+def _ask_transfer(scene: DeviceScene) -> Found:
     """Copies of a batch of pixels, page-locked and not."""
     loader = scene.open_data().make_loader("train")
     loader.options = replace(loader.options, pin_memory=True, batch_size=scene.options.batch_sizes[0])
@@ -139,7 +139,7 @@ def _ask_transfer(scene: Scene) -> Found:
     loader.close()
 
 
-def _ask_finish(scene: Scene) -> Found:
+def _ask_finish(scene: DeviceScene) -> Found:
     """A planned batch until the model sees it: cast, drawn, augmented; with its pixels, or those of the device."""
     for where in ("store", "device"):
         datamodule = scene.open_data(cache=where)
@@ -148,7 +148,7 @@ def _ask_finish(scene: Scene) -> Found:
         yield f"pixels of the {'batch' if where == 'store' else 'device'}", 1e3 * seconds, "ms"
 
 
-def _ask_training(scene: Scene) -> Found:
+def _ask_training(scene: DeviceScene) -> Found:
     """A training with its loader: does the device wait for data, and what does lower precision gain?"""
     speeds: dict[str, float] = {}
     for precision in ("32-true", "bf16-mixed", "16-mixed"):
@@ -160,7 +160,7 @@ def _ask_training(scene: Scene) -> Found:
     yield "bf16 by float32", speeds["bf16-mixed"] / speeds["32-true"], "x"
 
 
-def _ask_memory(scene: Scene) -> Found:
+def _ask_memory(scene: DeviceScene) -> Found:
     """A batch that does not fit: is it split and trained?"""
     torch.cuda.reset_peak_memory_stats(scene.device)
     counted, train = AdaptiveBatchSize(), scene.change(trainer=_on_device(scene))
@@ -179,7 +179,7 @@ def _ask_memory(scene: Scene) -> Found:
     yield "with 60 % of that: samples at once", float(found.get("batch/size", 0)), ""
 
 
-def _ask_gan(scene: Scene) -> Found:
+def _ask_gan(scene: DeviceScene) -> Found:
     """Peak memory of a GAN's step, as it is often written and in parts."""
     ways = {way.name: way for way in list_ways(4) if way.name in ("original", "whole", "parts")}
     images = torch.rand(_GAN_BATCH, 3, _GAN_PX, _GAN_PX, device=scene.device)
@@ -189,7 +189,7 @@ def _ask_gan(scene: Scene) -> Found:
         yield f"{name}, peak", bench.measure_peak(way, batch) / 2**20, "MiB"
 
 
-def _ask_prediction(scene: Scene) -> Found:
+def _ask_prediction(scene: DeviceScene) -> Found:
     """Whole images, tile by tile: as on the host, and how fast."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1))
@@ -208,7 +208,7 @@ def _ask_prediction(scene: Scene) -> Found:
     yield "megapixels a second", sum(image[0].size for image in images) / seconds / 1e6, ""
 
 
-def _plan(datamodule: BaseDataModule, scene: Scene) -> Batch:
+def _plan(datamodule: BaseDataModule, scene: DeviceScene) -> Batch:
     """A planned training batch on the device."""
     loader = datamodule.make_loader("train")
     loader.options = replace(loader.options, batch_size=scene.options.batch_sizes[0])
@@ -217,11 +217,11 @@ def _plan(datamodule: BaseDataModule, scene: Scene) -> Batch:
     return {name: value.to(scene.device) for name, value in planned.items()}
 
 
-def _on_device(scene: Scene) -> dict[str, Any]:
+def _on_device(scene: DeviceScene) -> dict[str, Any]:
     return {"accelerator": "gpu", "devices": [scene.device.index or 0]}
 
 
-_PARTS: Final[Mapping[str, Callable[[Scene], Found]]] = {
+_PARTS: Final[Mapping[str, Callable[[DeviceScene], Found]]] = {
     "transfer": _ask_transfer,
     "rendering": _ask_finish,
     "training": _ask_training,

@@ -66,7 +66,7 @@ class ReplayLoader(Generic[T]):
         return (self.batches[number % len(self.batches)] for number in range(self.length))
 
 
-class StepClock(L.Callback):
+class TrainingClock(L.Callback):
     """Samples trained per second, after some steps of warm-up.
 
     Args:
@@ -129,7 +129,7 @@ def time_training(
         callbacks: What else looks on.
         source: Arguments of ``Trainer.fit`` that name the batches.
     """
-    clock = StepClock(options.warmup_batches)
+    clock = TrainingClock(options.warmup_batches)
     trainer = build_trainer(
         cfg,
         callbacks=[clock, *callbacks],

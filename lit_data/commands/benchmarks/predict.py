@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.predict_variants import NAMES, Way, find_weights, list_ways, write_images
+from lit_data.commands.benchmarks.predict_variants import NAMES, PredictVariant, find_weights, list_ways, write_images
 from lit_data.commands.benchmarks.rows import show_table, write_lines
 from lit_data.commands.session import build_datamodule
 from lit_data.inference.export.quantise import Agreement, compare_values
@@ -73,7 +73,7 @@ def collect_metrics(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _measure(way: Way, original: Way, seconds: float, paths: Sequence[Path]) -> dict[str, Any]:
+def _measure(way: PredictVariant, original: PredictVariant, seconds: float, paths: Sequence[Path]) -> dict[str, Any]:
     line = {"way": way.kind, "batch_size": way.batch_size, "note": way.note, "images_per_s": len(paths) / seconds}
     if way.note:
         return line | dict.fromkeys(("dice_to_fp32", "mean_difference", "max_difference", "peak_mib"), math.nan)
@@ -86,7 +86,7 @@ def _measure(way: Way, original: Way, seconds: float, paths: Sequence[Path]) -> 
     }
 
 
-def _compare(way: Way, original: Way, paths: Sequence[Path]) -> Agreement:
+def _compare(way: PredictVariant, original: PredictVariant, paths: Sequence[Path]) -> Agreement:
     """Agreement with what the original way says, which is float32 of whole images."""
     some = paths[:_COMPARED]
     pairs = zip(original.predict(some), way.predict(some), strict=True)

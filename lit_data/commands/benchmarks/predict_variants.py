@@ -141,7 +141,7 @@ Predict = Callable[[Sequence[Path]], Iterator[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PredictVariant:
     """One line of the table.
 
     Attributes:
@@ -188,7 +188,7 @@ def list_ways(
     paths: Sequence[Path],
     options: BenchmarkOptions,
     device: torch.device,
-) -> list[Way]:
+) -> list[PredictVariant]:
     """The original way, and the others at each batch size; what is compiled only if that is wanted.
 
     Args:
@@ -202,12 +202,14 @@ def list_ways(
     channels = len(read_image(paths[0]))
     make = partial(make_net, cfg, datamodule, weights, channels)  # a net each, as predictors change how it is stored
     ways = [
-        Way(kind, 1, partial(_predict_one_by_one, make().to(device), has_bf16=kind.endswith("bf16")))
+        PredictVariant(kind, 1, partial(_predict_one_by_one, make().to(device), has_bf16=kind.endswith("bf16")))
         for kind in ("original", "original_bf16")
     ]
     sizes = options.batch_sizes
     ways += [
-        Way("batched", size, partial(_predict_tiles, _open("batched", make(), size, options.tile_px, device)))
+        PredictVariant(
+            "batched", size, partial(_predict_tiles, _open("batched", make(), size, options.tile_px, device))
+        )
         for size in sizes
     ]
     ways += [
@@ -218,17 +220,17 @@ def list_ways(
     return ways
 
 
-def _make_in_lanes(kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device) -> Way:
+def _make_in_lanes(kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device) -> PredictVariant:
     lanes = choose_lanes(device)
     many, alone = (
         partial(_predict_tiles, _open(kind, net, batch_size, tile_px, device, lanes=count)) for count in (lanes, 1)
     )
-    return Way(kind, batch_size, many, lanes=lanes, predict_alone=alone)
+    return PredictVariant(kind, batch_size, many, lanes=lanes, predict_alone=alone)
 
 
 def _make_compiled(
     kind: str, net: nn.Module, paths: Sequence[Path], options: BenchmarkOptions, device: torch.device
-) -> Way:
+) -> PredictVariant:
     """A way whose net is compiled, at the first batch size alone, as that takes a minute; or why there is none."""
     size = options.batch_sizes[0]
     try:
@@ -236,9 +238,9 @@ def _make_compiled(
         if kind.startswith("static"):
             tiles = [_cut_tile(path, options.tile_px) for path in paths[:_CALIBRATION]]
             net = quantise(net, mode="static", calibration=tiles)
-        return Way(kind, size, partial(_predict_tiles, _open(kind, net, size, options.tile_px, device)))
+        return PredictVariant(kind, size, partial(_predict_tiles, _open(kind, net, size, options.tile_px, device)))
     except ConfigError as error:
-        return Way(kind, size, partial(_predict_one_by_one, net, has_bf16=False), note=str(error))
+        return PredictVariant(kind, size, partial(_predict_one_by_one, net, has_bf16=False), note=str(error))
 
 
 def _open(

@@ -24,7 +24,7 @@ _FROM_ZERO: Final = ("B", "%", "s", "us", "ms", "samples/s", "/s")
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """A range of numbers and where it lies in the chart.
 
     Attributes:
@@ -61,26 +61,26 @@ class Axis:
         return [(number, _format_tick(number / self.divisor)) for number in numbers]
 
 
-def make_value_axis(values: NDArray[np.float64], unit: str) -> Axis:
+def make_value_axis(values: NDArray[np.float64], unit: str) -> ChartAxis:
     """The upright axis for numbers of a unit, which may be NaN."""
     finite = values[np.abs(values) < _MOST]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     divisor, name = choose_scale(unit, max(abs(low), abs(high)))
     if not unit and low > 0 and high / low > _LOG_RANGE:
-        return Axis(low / 1.2, high * 1.2, BOTTOM, TOP, is_log=True)
+        return ChartAxis(low / 1.2, high * 1.2, BOTTOM, TOP, is_log=True)
     if unit in _FROM_ZERO and low >= 0:
         low = 0.0
     margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
-    return Axis(low - margin if low else low, high + margin, BOTTOM, TOP, divisor=divisor, unit=name)
+    return ChartAxis(low - margin if low else low, high + margin, BOTTOM, TOP, divisor=divisor, unit=name)
 
 
-def make_step_axis(steps: Sequence[NDArray[np.int64]]) -> Axis:
+def make_step_axis(steps: Sequence[NDArray[np.int64]]) -> ChartAxis:
     """The lower axis over all steps."""
     low, high = min(int(found.min()) for found in steps), max(int(found.max()) for found in steps)
-    return Axis(low, max(high, low + 1), LEFT, RIGHT)
+    return ChartAxis(low, max(high, low + 1), LEFT, RIGHT)
 
 
-def _find_rounds(low: float, high: float, most: int, axis: Axis) -> list[float]:
+def _find_rounds(low: float, high: float, most: int, axis: ChartAxis) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, in the unit that is read."""
     low, high = low / axis.divisor, high / axis.divisor
     rough = (high - low) / most
@@ -129,7 +129,7 @@ COLOURS = 8
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line of a chart.
 
     Attributes:
@@ -155,7 +155,7 @@ class Line:
 
 def draw_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     epoch_ends: Mapping[int, int] | None = None,
     most_points: int = 240,
@@ -196,13 +196,13 @@ def draw_chart(
     return element("figure", {"class": "chart"}, caption, element("svg", attributes, *parts), named)
 
 
-def draw_swatch(line: Line) -> Markup:
+def draw_swatch(line: ChartLine) -> Markup:
     """A short piece of a line, for a legend."""
     piece = element("path", {"class": f"line {line.classes}", "d": "M1 6H21"})
     return element("svg", {"class": "swatch", "viewBox": "0 0 22 12", "aria-hidden": "true"}, piece)
 
 
-def _stack(lines: Sequence[Line], most_points: int) -> list[Line]:
+def _stack(lines: Sequence[ChartLine], most_points: int) -> list[ChartLine]:
     total, found = np.zeros(1), []
     for line in lines:
         points, _, _ = thin(line.series, most_points)
@@ -211,7 +211,7 @@ def _stack(lines: Sequence[Line], most_points: int) -> list[Line]:
     return found
 
 
-def _draw_grid(y_axis: Axis, x_axis: Axis) -> list[Markup]:
+def _draw_grid(y_axis: ChartAxis, x_axis: ChartAxis) -> list[Markup]:
     parts = []
     for number, text in y_axis.find_ticks(5):
         y = round(float(y_axis.place(np.array([number]))[0]), 1)
@@ -226,7 +226,7 @@ def _draw_grid(y_axis: Axis, x_axis: Axis) -> list[Markup]:
     return parts
 
 
-def _mark_epochs(x_axis: Axis, epoch_ends: Mapping[int, int]) -> list[Markup]:
+def _mark_epochs(x_axis: ChartAxis, epoch_ends: Mapping[int, int]) -> list[Markup]:
     """A mark where each epoch ends; of many, some."""
     ends = [(epoch, step) for epoch, step in epoch_ends.items() if x_axis.low < step <= x_axis.high]
     if len(ends) > 1 and ends[-1][1] - ends[-2][1] == 1:
@@ -240,7 +240,7 @@ def _mark_epochs(x_axis: Axis, epoch_ends: Mapping[int, int]) -> list[Markup]:
     return parts
 
 
-def _draw_line(line: Line, x_axis: Axis, y_axis: Axis, most_points: int) -> Markup:
+def _draw_line(line: ChartLine, x_axis: ChartAxis, y_axis: ChartAxis, most_points: int) -> Markup:
     curve, final = split_off_last(line.series)
     points, low, high = thin(curve, most_points)
     x, y = x_axis.place(points.steps.astype(np.float64)), y_axis.place(points.values)
@@ -256,7 +256,7 @@ def _draw_line(line: Line, x_axis: Axis, y_axis: Axis, most_points: int) -> Mark
     return join(parts)
 
 
-def _draw_dots(points: Series, kind: str, line: Line, x_axis: Axis, y_axis: Axis) -> Iterator[Markup]:
+def _draw_dots(points: Series, kind: str, line: ChartLine, x_axis: ChartAxis, y_axis: ChartAxis) -> Iterator[Markup]:
     xs, ys = x_axis.place(points.steps.astype(np.float64)), y_axis.place(points.values)
     for x, y in zip(xs, ys, strict=True):
         if math.isfinite(y):
@@ -264,7 +264,7 @@ def _draw_dots(points: Series, kind: str, line: Line, x_axis: Axis, y_axis: Axis
             yield element("circle", {"class": f"{kind} {line.classes}", **place})
 
 
-def _draw_areas(lines: Sequence[Line], x_axis: Axis, y_axis: Axis) -> Iterator[Markup]:
+def _draw_areas(lines: Sequence[ChartLine], x_axis: ChartAxis, y_axis: ChartAxis) -> Iterator[Markup]:
     """What lies between each line and the one before, which is below."""
     below = np.zeros(len(lines[0].series.values))
     for line in lines:
@@ -274,7 +274,7 @@ def _draw_areas(lines: Sequence[Line], x_axis: Axis, y_axis: Axis) -> Iterator[M
         below = line.series.values
 
 
-def _list_lines(lines: Sequence[Line], classes: str) -> Markup:
+def _list_lines(lines: Sequence[ChartLine], classes: str) -> Markup:
     entries = [
         element("li", None, draw_swatch(line), line.label, " ", element("b", None, _describe_end(line)))
         for line in lines
@@ -282,7 +282,7 @@ def _list_lines(lines: Sequence[Line], classes: str) -> Markup:
     return element("ul", {"class": classes}, *entries)
 
 
-def _describe_end(line: Line) -> str:
+def _describe_end(line: ChartLine) -> str:
     series = line.series
     if not len(series.finite):
         return "no number"
@@ -290,7 +290,7 @@ def _describe_end(line: Line) -> str:
     return f"{format_value(line.name, series.last)}{broken}"
 
 
-def _describe(title: str, lines: Sequence[Line]) -> str:
+def _describe(title: str, lines: Sequence[ChartLine]) -> str:
     """The chart in words."""
     texts = []
     for line in lines[:COLOURS]:

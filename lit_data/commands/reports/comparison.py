@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from lit_data.commands.reports.charts import Line, draw_chart, draw_swatch
+from lit_data.commands.reports.charts import ChartLine, draw_chart, draw_swatch
 from lit_data.commands.reports.curves import Series
 from lit_data.commands.reports.markup import Markup, element, find_direction, format_value, join, make_table
 from lit_data.commands.reports.run_parts import find_scores
@@ -206,8 +206,8 @@ def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
     return [name for name in [*model, *machine] if longest[name] > 1]
 
 
-def _make_line(run: Run, place: int, name: str = "") -> Line:
-    return Line(name, run.label, run.log.series.get(name, _EMPTY), place)
+def _make_line(run: Run, place: int, name: str = "") -> ChartLine:
+    return ChartLine(name, run.label, run.log.series.get(name, _EMPTY), place)
 
 
 def _show_figure(run: Run, name: str, *, is_best: bool) -> Markup:

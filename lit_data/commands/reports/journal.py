@@ -25,7 +25,7 @@ _ADVICE: Final = "lit_data.callbacks.memory.advice"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """A line of the log, with the lines below it that belong to it.
 
     Attributes:
@@ -48,14 +48,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Journal:
+class RunLog:
     """The log of a run.
 
     Attributes:
         entries: In the order of the file.
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
 
     @property
     def began(self) -> str:
@@ -79,7 +79,7 @@ class Journal:
         return [entry.text for entry in self.entries if entry.source == _ADVICE]
 
     @property
-    def events(self) -> list[Entry]:
+    def events(self) -> list[LogEntry]:
         """Warnings and errors, sizes that moved, and the choice of loaders and workers."""
         return [
             entry
@@ -94,7 +94,7 @@ class Journal:
         return next((entry.text for entry in reversed(self.entries) if entry.level in ("ERROR", "CRITICAL")), "")
 
 
-def read_journal(folder: Path, masker: Masker, notes: list[str]) -> Journal:
+def read_journal(folder: Path, masker: Masker, notes: list[str]) -> RunLog:
     """Read the newest log of a run folder, of a long one its begin and its end.
 
     Args:
@@ -104,13 +104,13 @@ def read_journal(folder: Path, masker: Masker, notes: list[str]) -> Journal:
     """
     paths = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
     if not paths:
-        return Journal()
+        return RunLog()
     try:
         lines = _read_ends(folder, paths[-1], notes)
     except OSError as error:
         notes.append(f"{paths[-1].name} cannot be read: {error.strerror}")
-        return Journal()
-    return Journal(tuple(_read_entries(lines, masker)))
+        return RunLog()
+    return RunLog(tuple(_read_entries(lines, masker)))
 
 
 def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
@@ -126,14 +126,14 @@ def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
         return content.decode("utf-8", "replace").splitlines()
 
 
-def _read_entries(lines: Iterable[str], masker: Masker) -> Iterator[Entry]:
-    entry: Entry | None = None
+def _read_entries(lines: Iterable[str], masker: Masker) -> Iterator[LogEntry]:
+    entry: LogEntry | None = None
     for line in lines:
         found = _LINE.match(line)
         if found:
             if entry is not None:
                 yield entry
-            entry = Entry(found[1], found[2], found[3], masker.mask_text(found[4][:_MOST_CHARACTERS]))
+            entry = LogEntry(found[1], found[2], found[3], masker.mask_text(found[4][:_MOST_CHARACTERS]))
         elif entry is not None and line.strip() and len(entry.text) < _MOST_CHARACTERS:
             entry = replace(entry, text=f"{entry.text}\n{masker.mask_text(line)}"[:_MOST_CHARACTERS])
     if entry is not None:

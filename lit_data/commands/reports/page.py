@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import lit_data
-from lit_data.commands.reports.charts import Line, draw_chart
+from lit_data.commands.reports.charts import ChartLine, draw_chart
 from lit_data.commands.reports.comparison import (
     Place,
     choose_looks,
@@ -93,7 +93,7 @@ def _draw_group(chart: str, found: Sequence[tuple[Place, str, Series]], run: Run
     ordered = sorted(found, key=lambda entry: order.index(entry[0].label))
     looks = choose_looks(place.label for place, _, _ in ordered)
     lines = [
-        Line(name, place.label, series, look, is_dashed=place.is_baseline)
+        ChartLine(name, place.label, series, look, is_dashed=place.is_baseline)
         for (place, name, series), look in zip(ordered, looks, strict=True)
     ]
     alike = len({tuple(line.series.steps) for line in lines}) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from lit_data.commands.reports.curves import Log, read_log
-from lit_data.commands.reports.journal import Journal, read_journal
+from lit_data.commands.reports.journal import RunLog, read_journal
 from lit_data.commands.reports.markup import find_direction
 from lit_data.commands.reports.pictures import Picture, read_pictures
 from lit_data.commands.reports.settings import Settings, flatten, read_settings
@@ -48,7 +48,7 @@ class Run:
     settings: Settings
     summary: Mapping[str, Any] | None
     log: Log
-    journal: Journal
+    journal: RunLog
     loaders: Mapping[str, Any]
     machine: Mapping[str, Any]
     post_mortems: tuple[tuple[str, str], ...]

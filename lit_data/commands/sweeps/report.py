@@ -140,7 +140,7 @@ _GONE: dict[bool, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ReportedJob:
     """A job of a sweep with what it measured, and its overrides that other jobs do not share."""
 
     record: JobRecord
@@ -148,7 +148,7 @@ class Job:
     swept: Mapping[str, str]
 
 
-def collect_jobs(plan: Plan, folder: Path, *, stopped: bool = False) -> list[Job]:
+def collect_jobs(plan: Plan, folder: Path, *, stopped: bool = False) -> list[ReportedJob]:
     """All jobs of a sweep by their numbers, as the files in its folder say.
 
     Args:
@@ -169,12 +169,12 @@ def collect_jobs(plan: Plan, folder: Path, *, stopped: bool = False) -> list[Job
     given = {number: split_overrides(record.overrides) for number, (record, _) in found.items()}
     keys = _find_swept(list(given.values()))
     return [
-        Job(record=record, metrics=metrics, swept={key: given[number].get(key, "") for key in keys})
+        ReportedJob(record=record, metrics=metrics, swept={key: given[number].get(key, "") for key in keys})
         for number, (record, metrics) in sorted(found.items())
     ]
 
 
-def report(jobs: Sequence[Job], cfg: DictConfig, plan: Plan, sweep: Sweep, *, seconds: float) -> None:
+def report(jobs: Sequence[ReportedJob], cfg: DictConfig, plan: Plan, sweep: Sweep, *, seconds: float) -> None:
     """Print the table, write sweep.csv, sweep.png, sweep.json and report.html, and print the path of sweep.json.
 
     Args:
@@ -201,7 +201,7 @@ def report(jobs: Sequence[Job], cfg: DictConfig, plan: Plan, sweep: Sweep, *, se
     print(sweep.folder / "sweep.json", flush=True)
 
 
-def _summarise(jobs: Sequence[Job], plan: Plan, metric: str | None, best: Job | None) -> dict[str, Any]:
+def _summarise(jobs: Sequence[ReportedJob], plan: Plan, metric: str | None, best: ReportedJob | None) -> dict[str, Any]:
     """The content of sweep.json: one flat object.
 
     - ``command``, ``experiment``: as in summary.json
@@ -231,14 +231,14 @@ def _find_swept(jobs: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({overrides.get(key) for overrides in jobs}) > 1]
 
 
-def _find_best(jobs: Sequence[Job], metric: str | None, direction: Direction | None) -> Job | None:
+def _find_best(jobs: Sequence[ReportedJob], metric: str | None, direction: Direction | None) -> ReportedJob | None:
     able = [job for job in jobs if metric is not None and is_number(job.metrics.get(metric))]
     if direction is None or metric is None or not able:
         return None
     return (min if direction == "min" else max)(able, key=lambda job: float(job.metrics[metric]))
 
 
-def _print_table(jobs: Sequence[Job], plan: Plan, columns: Sequence[str], best: Job | None) -> None:
+def _print_table(jobs: Sequence[ReportedJob], plan: Plan, columns: Sequence[str], best: ReportedJob | None) -> None:
     table = Table(title=f"{plan.command} {plan.experiment}: {len(jobs)} jobs", title_justify="left")
     for heading in ("job", "overrides", "status", "exit", "seconds", *columns, "reason"):
         words = heading in ("overrides", "status", "reason")
@@ -263,7 +263,7 @@ def format_value(value: object) -> str:
     return "" if value is None else escape(str(value))
 
 
-def _write_csv(path: Path, jobs: Sequence[Job]) -> None:
+def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:
     swept = list(jobs[0].swept)
     measured = dict.fromkeys(KEYS[2:]) | dict.fromkeys(sorted({key for job in jobs for key in job.metrics}))
     metrics = [key for key in measured if key not in ("command", "experiment", "seconds")]
@@ -277,7 +277,7 @@ def _write_csv(path: Path, jobs: Sequence[Job]) -> None:
     write_text(path, text.getvalue())
 
 
-def _draw(jobs: Sequence[Job], path: Path, metric: str | None, plan: Plan) -> None:
+def _draw(jobs: Sequence[ReportedJob], path: Path, metric: str | None, plan: Plan) -> None:
     """The picture, where there is something to draw; one of an earlier start would be wrong by now."""
     path.unlink(missing_ok=True)
     measured = [job for job in jobs if metric is not None and is_number(job.metrics.get(metric))]
@@ -293,5 +293,5 @@ def _draw(jobs: Sequence[Job], path: Path, metric: str | None, plan: Plan) -> No
     log.info("picture: %s", path)
 
 
-def _value(job: Job, metric: str) -> float | None:
+def _value(job: ReportedJob, metric: str) -> float | None:
     return float(job.metrics[metric]) if is_number(job.metrics.get(metric)) else None

@@ -31,7 +31,7 @@ from lit_data.commands.sweeps.plan import (
     write_plan,
 )
 from lit_data.commands.sweeps.process import end_descendants
-from lit_data.commands.sweeps.report import Job, collect_jobs, report
+from lit_data.commands.sweeps.report import ReportedJob, collect_jobs, report
 from lit_data.errors import ConfigError, LitDataError
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def _reporting(cfg: DictConfig, plan: Plan, sweep: Sweep) -> Iterator[None]:
         raise error
 
 
-def _describe_end(jobs: Sequence[Job], failed: Sequence[Job]) -> LitDataError:
+def _describe_end(jobs: Sequence[ReportedJob], failed: Sequence[ReportedJob]) -> LitDataError:
     first = failed[0].record
     text = f"{len(failed)} of {len(jobs)} jobs did not end well; job {first.number}: {first.status}: {first.reason}"
     return make_error(first.exit_code or 1, text)

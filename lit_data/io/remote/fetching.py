@@ -15,7 +15,7 @@ from lit_data.errors import SHOWN, DataError, Problems, StoreError, show_path
 from lit_data.io.progress import DELAY_S
 from lit_data.io.remote.connection import Connection, RemoteFile
 from lit_data.io.remote.faults import ACCESS_ADVICE, BrokenReadError, UnreachableError
-from lit_data.io.remote.manifest import Entry, Manifest
+from lit_data.io.remote.manifest import Manifest, MirroredFile
 from lit_data.io.remote.runner import call_each
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Fetcher:
     async def _fetch(self, file: RemoteFile, path: Path) -> None:
         wrong: list[str] = []
 
-        async def once() -> Entry:
+        async def once() -> MirroredFile:
             arrived: list[int] = []
 
             def tell(new_bytes: int) -> None:
@@ -145,7 +145,7 @@ class Fetcher:
                 self._bar.add(-sum(arrived))
                 raise
 
-        entry: Entry = await self._connection.insist(once, file.name)
+        entry: MirroredFile = await self._connection.insist(once, file.name)
         await asyncio.to_thread(self._publish, file, path, entry)
 
     async def _check_sum(self, file: RemoteFile, path: Path, wrong: list[str]) -> None:
@@ -175,7 +175,7 @@ class Fetcher:
             "data.remote.checksums=false, which compares sizes only"
         )
 
-    def _publish(self, file: RemoteFile, path: Path, entry: Entry) -> None:
+    def _publish(self, file: RemoteFile, path: Path, entry: MirroredFile) -> None:
         """Give a whole file its name, which may replace an older file and never follows a link."""
         target = self._folder / file.name
         self._make_parents(target.parent)
@@ -213,7 +213,7 @@ def _digest(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
-def _finish(file: RemoteFile, path: Path) -> Entry:
+def _finish(file: RemoteFile, path: Path) -> MirroredFile:
     """Bring a file to the disk and give it its time."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -223,4 +223,4 @@ def _finish(file: RemoteFile, path: Path) -> Entry:
     mtime_ns = choose_mtime_ns(file)
     os.utime(path, ns=(mtime_ns, mtime_ns))
     status = path.stat()
-    return Entry(file.version, status.st_size, status.st_mtime_ns)
+    return MirroredFile(file.version, status.st_size, status.st_mtime_ns)

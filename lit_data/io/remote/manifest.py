@@ -15,7 +15,7 @@ _FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MirroredFile:
     """A file of the mirror.
 
     Args:
@@ -54,7 +54,7 @@ class Manifest:
 
     def __init__(self, folder: Path, url: str) -> None:
         self._path, self._url = folder / NAME, url
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, MirroredFile] = {}
         self.complete: dict[str, int] = {}
         self._load()
 
@@ -63,7 +63,7 @@ class Manifest:
         self.complete = {}
         self._write()
 
-    def add(self, name: str, entry: Entry) -> None:
+    def add(self, name: str, entry: MirroredFile) -> None:
         """Note a file that is about to get its name."""
         self.entries[name] = entry
         # One write of one line with O_APPEND is never torn by another thread's.
@@ -109,7 +109,7 @@ class Manifest:
         for row in map(_decode, lines[1:]):
             name, values = row.get("name"), (row.get("version"), row.get("size_bytes"), row.get("mtime_ns"))
             if isinstance(name, str) and isinstance(values[0], str) and all(isinstance(v, int) for v in values[1:]):
-                self.entries[name] = Entry(*values)  # type: ignore[arg-type]  # their types are checked
+                self.entries[name] = MirroredFile(*values)  # type: ignore[arg-type]  # their types are checked
 
 
 def _encode(row: Mapping[str, Any]) -> bytes:

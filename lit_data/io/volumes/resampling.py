@@ -62,7 +62,7 @@ class Resolution:
         return _ResampledVolume(volume, shape, steps, nearest=nearest)
 
 
-class _Axis(NamedTuple):
+class _ResampledAxis(NamedTuple):
     """For each new voxel along an axis, the two old ones around its centre and the weight of the second."""
 
     lower: NDArray[np.int64]
@@ -101,7 +101,7 @@ class _ResampledVolume(Volume):
         lower, upper, weight = self._axes[0]
         first, last = int(lower[begin]), int(upper[end - 1])
         block = self._read_source(first, last + 1)
-        axis = _Axis(lower[begin:end] - first, upper[begin:end] - first, weight[begin:end])
+        axis = _ResampledAxis(lower[begin:end] - first, upper[begin:end] - first, weight[begin:end])
         if self._nearest:
             rows = [np.where(part.weight >= 0.5, part.upper, part.lower) for part in (axis, *self._axes[1:])]
             return block[rows[0]][:, rows[1]][:, :, rows[2]]
@@ -158,10 +158,10 @@ class _PaddedVolume(Volume):
         self._source.close()
 
 
-def _plan(new: int, old: int, step: float) -> _Axis:
+def _plan(new: int, old: int, step: float) -> _ResampledAxis:
     centres = np.clip((np.arange(new) + 0.5) * step - 0.5, 0, old - 1)
     lower = np.floor(centres).astype(np.int64)
-    return _Axis(lower, np.minimum(lower + 1, old - 1), (centres - lower).astype(np.float32))
+    return _ResampledAxis(lower, np.minimum(lower + 1, old - 1), (centres - lower).astype(np.float32))
 
 
 def _move(affine: Array | None, steps: Sequence[float], starts: Sequence[float]) -> Array | None:

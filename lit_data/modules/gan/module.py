@@ -1,7 +1,7 @@
 """`GANModule`: a generator and a discriminator that learn from each other within a given memory."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -20,6 +20,12 @@ from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule
 from lit_data.types import Batch
 
 Order = Literal["alternating", "simultaneous"]
+
+
+_PLAIN: Final = (
+    *("image_px", "channels", "latent_size", "num_labels", "seed", "loss", "r1_weight", "r1_every", "micro_batch_size"),
+    *("r1_micro_batch_size", "order", "ema_decay", "schedule", "gradient_clip_norm"),
+)
 
 
 class GANModule(GeneratorModule):
@@ -99,17 +105,13 @@ class GANModule(GeneratorModule):
         schedule: Schedule = "none",
         gradient_clip_norm: float | None = None,
     ) -> None:
-        generator = generator or ConvGenerator(
-            image_px=image_px, channels=channels, latent_size=latent_size, num_labels=num_labels
-        )
+        size: dict[str, Any] = {"image_px": image_px, "channels": channels, "num_labels": num_labels}
+        generator = generator or ConvGenerator(latent_size=latent_size, **size)
         super().__init__(generator, latent_size=latent_size, num_labels=num_labels, seed=seed, ema_decay=ema_decay)
-        _check_choices(loss, order)
+        _check_choices(loss, order, schedule)
         _check_ranges(r1_weight, r1_every, gradient_clip_norm, (micro_batch_size, r1_micro_batch_size))
-        check_schedule(schedule)
         self.automatic_optimization = False
-        self.discriminator = discriminator or ConvDiscriminator(
-            image_px=image_px, channels=channels, num_labels=num_labels
-        )
+        self.discriminator = discriminator or ConvDiscriminator(**size)
         check_net(self.discriminator, {"num_labels": num_labels}, "the module has")
         posed = any(getattr(net, "posed", False) for net in (self.generator, self.discriminator))
         self.draws = PartDraws(latent_size, self.seed, patches, posed)
@@ -119,9 +121,7 @@ class GANModule(GeneratorModule):
         self.optimizer_factories = generator_optimizer or _make_adam, discriminator_optimizer or _make_adam
         self.register_buffer("last_r1", torch.zeros(()))
         # Plain values only, so that checkpoints load with weights_only=True.
-        self.save_hyperparameters("image_px", "channels", "latent_size", "num_labels", "seed", "loss", "r1_weight")
-        self.save_hyperparameters("r1_every", "micro_batch_size", "r1_micro_batch_size", "order", "ema_decay")
-        self.save_hyperparameters("schedule", "gradient_clip_norm")
+        self.save_hyperparameters(*_PLAIN)
 
     @property
     def batches_done(self) -> int:
@@ -219,7 +219,8 @@ def _make_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, betas=(0.0, 0.99))
 
 
-def _check_choices(loss: str, order: str) -> None:
+def _check_choices(loss: str, order: str, schedule: Schedule) -> None:
+    check_schedule(schedule)
     check_choice("loss", loss, tuple(LOSSES))
     check_choice("order", order, get_args(Order))
 

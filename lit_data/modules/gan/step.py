@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_data.batch_form import cut_evenly
 from lit_data.errors import ConfigError
 from lit_data.modules.gan.blocks import widen
 from lit_data.modules.gan.conditions import Conditions, RayPatches, Use, draw_latents, read_at
@@ -107,7 +108,7 @@ class PartDraws:
         """
         _check_batch(batch, self.posed)
         index, images = batch["index"], batch["image"]
-        sizes = split_evenly(len(index), size or len(index))
+        sizes = [stop - start for start, stop in cut_evenly(len(index), size or len(index))]
         latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use).to(images.dtype)
         conditions = self._read_conditions(batch, epoch, use)
         parts = zip(
@@ -167,12 +168,6 @@ def penalise(discriminator: nn.Module, part: Part, weight: float, backward: Back
     penalty = part.share * find_r1(discriminator, part.read_real(), part.conditions).mean()
     backward(weight * penalty)
     return penalty.detach()
-
-
-def split_evenly(count: int, size: int) -> list[int]:
-    """Sizes of the fewest parts of at most `size`, which differ by 1 at most."""
-    parts = -(-count // size)
-    return [count // parts + (number < count % parts) for number in range(parts)]
 
 
 def _check_batch(batch: Batch, posed: bool) -> None:

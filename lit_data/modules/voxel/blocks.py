@@ -62,7 +62,7 @@ class PointScatter(nn.Module):
         return outputs
 
 
-class ResidualBlock(nn.Module):
+class VoxelResidual(nn.Module):
     """Two convolutions added to their input; normalised within each volume, so none depends on its batch."""
 
     def __init__(self, channels: int) -> None:
@@ -89,7 +89,7 @@ def make_encoder(width: int, *, levels: int, latent: int) -> nn.Sequential:
         layers += [
             nn.SiLU(),
             nn.Conv3d(width << level, width << level + 1, 2, stride=2),
-            ResidualBlock(width << level + 1),
+            VoxelResidual(width << level + 1),
         ]
     return nn.Sequential(
         *layers, nn.GroupNorm(_GROUPS, width << levels), nn.SiLU(), nn.Conv3d(width << levels, latent, 1)
@@ -101,7 +101,7 @@ def make_decoder(latent: int, width: int, *, levels: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Conv3d(latent, width << levels, 3, padding=1)]
     for level in reversed(range(levels)):
         layers += [
-            ResidualBlock(width << level + 1),
+            VoxelResidual(width << level + 1),
             nn.ConvTranspose3d(width << level + 1, width << level, 2, stride=2),
             nn.SiLU(),
         ]

@@ -4,14 +4,14 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from lit_data.commands.reports.charts import BOTTOM, LEFT, RIGHT, TOP, Line, draw_chart
+from lit_data.commands.reports.charts import BOTTOM, LEFT, RIGHT, TOP, ChartLine, draw_chart
 from lit_data.commands.reports.curves import Series
 from lit_data.commands.reports.markup import find_direction, format_value
 
 
-def make_line(values: list[float], *, name: str = "val/dice", look: int = 0) -> Line:
+def make_line(values: list[float], *, name: str = "val/dice", look: int = 0) -> ChartLine:
     steps = np.arange(len(values))
-    return Line(name, "val", Series(steps, np.zeros_like(steps), np.array(values, np.float64)), look)
+    return ChartLine(name, "val", Series(steps, np.zeros_like(steps), np.array(values, np.float64)), look)
 
 
 def read_paths(chart: str, kind: str) -> list[str]:

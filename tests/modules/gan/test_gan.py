@@ -17,8 +17,8 @@ from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.inference.oom_retry import measure_peak_bytes
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
+from lit_data.testing import QUIET
 from lit_data.types import Batch
-from tests.stock_modules import QUIET
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

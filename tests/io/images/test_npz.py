@@ -126,7 +126,7 @@ def test_a_cut_or_flipped_archive_is_an_error(tmp_path: Path) -> None:
 
 
 def test_no_file_of_the_package_lets_numpy_unpickle() -> None:
-    package = Path(__file__).resolve().parents[2] / "lit_data"
+    package = Path(__file__).resolve().parents[3] / "lit_data"
     uses = [
         line.strip()
         for path in package.rglob("*.py")

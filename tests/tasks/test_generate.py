@@ -18,7 +18,7 @@ from lit_data.modules import ConvGenerator, GANModule
 from lit_data.tasks import find_task
 from lit_data.tasks.generate import draw_generated, generate, sweep_objects
 from lit_data.tasks.options import PredictOptions, PredictRun
-from tests.stock_modules import QUIET
+from lit_data.testing import QUIET
 
 SIDES = 4
 

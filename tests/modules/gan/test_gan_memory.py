@@ -17,9 +17,9 @@ from lit_data.datamodules import GANDataModule
 from lit_data.errors import BatchMemoryError
 from lit_data.loading import LoaderOptions
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
+from lit_data.testing import QUIET
 from lit_data.types import Batch
 from tests.limited_memory import out_of_memory
-from tests.stock_modules import QUIET
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

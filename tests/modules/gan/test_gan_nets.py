@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_data.batch_form import cut_evenly
 from lit_data.errors import ConfigError
 from lit_data.inference.oom_retry import measure_peak_bytes
 from lit_data.modules import Conditions, ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
 from lit_data.modules.gan.conditions import Use, draw_latents, make_grid, read_at
 from lit_data.modules.gan.rays import find_rays, sum_up
-from lit_data.modules.gan.step import split_evenly
 from lit_data.samples.gan import cast_rays
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -189,7 +189,7 @@ def test_impossible_patches(size: int, scale: float) -> None:
 
 @pytest.mark.parametrize(("count", "size", "sizes"), [(8, 8, [8]), (8, 3, [3, 3, 2]), (7, 1, [1] * 7), (2, 5, [2])])
 def test_parts_are_as_equal_as_can_be(count: int, size: int, sizes: list[int]) -> None:
-    assert split_evenly(count, size) == sizes
+    assert [stop - start for start, stop in cut_evenly(count, size)] == sizes
 
 
 def _module() -> GANModule:

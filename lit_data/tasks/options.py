@@ -42,32 +42,28 @@ TILE_OPTIONS: Final = (
 class PredictOptions:
     """The options of ``predict``; conf/predict.yaml has one line for each.
 
+    `tile_px`, `blend`, `margin_px`, `multiple_px`, `memory_limit_bytes`, `precision`, `compile`, `augment` and
+    `readers` are those of `TiledPredictor`, and mean something for images that are predicted tile by tile only.
+
     Args:
         threshold: Least probability of a marked pixel or a voxel, least score of an object.
         min_area_px: Smallest defect or object.
         on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is predicted; in the
             place of ``data.on_bad``.
-        folder: Where the files go; None: into the run folder.
+        folder: Where the files go; `None`: into the run folder.
         resume: Go on in a folder where a run was interrupted; for all but generated images.
         clean: Write watermarked images with the marks painted over as well.
-        count: Images that a generative model makes; None: 64.
+        count: Images that a generative model makes; `None`: 64.
         large_px: Images of more pixels are predicted through a temporary file.
-        tile_px: See `TiledPredictor`, as all that follows.
-        overlap_px: None: as much as the net's receptive field asks for, at most half a tile.
-        blend: As there.
-        margin_px: As there.
-        multiple_px: As there.
-        round_px: None: 1 where images have few sizes, else as there.
-        batch_size: None: on the CPU 1 in each of several lanes, or 4; 16 elsewhere.
-        min_batch_size: As there.
-        max_batch_size: As there.
-        memory_limit_bytes: As there.
-        precision: As there.
-        channels_last: None: on the CPU, and elsewhere in half precision.
-        compile: As there.
-        augment: As there.
-        lanes: As there; None: on the CPU one for each core that torch uses, at most 4, and one for what is compiled.
-        readers: As there.
+        overlap_px: Pixels that tiles share; `None`: as the net's receptive field asks for, at most half a tile.
+        round_px: `None`: 1 where images have few sizes, else as `TiledPredictor` chooses.
+        batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1 in each of several
+            lanes, or 4, and 16 elsewhere.
+        min_batch_size: If so many do not fit into memory, the run ends.
+        max_batch_size: Grows up to it while batches go well; `None`: `batch_size`.
+        channels_last: Memory format of weights and tiles; `None`: on the CPU, and elsewhere in half precision.
+        lanes: Threads that call the net side by side on the CPU; `None`: for tiles one for each core that torch uses,
+            at most 4, and one for what is compiled; else one.
         quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`; see
             `lit_data.inference.export.quantise`.
         calibration_images: For `static`, images that set the ranges of int8.

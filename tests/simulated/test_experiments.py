@@ -15,7 +15,7 @@ from tests.simulated.phases import Phases, counting
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # Lightning remarks on toy sizes
 
 ALLOWED = {
-    "modules/detector_targets.py": "how many places learn an object decides the length of the loss",
+    "modules/detection/targets.py": "how many places learn an object decides the length of the loss",
     "callbacks/imaging/features.py": "ImageMetrics looks at the first images of a training alone",
     "callbacks/image_metrics.py": "its net goes to the device once",
     "devices.py": "small constants go to the device once",

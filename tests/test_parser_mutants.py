@@ -19,8 +19,7 @@ from lit_data.datasets.gan.table import LAYOUT_FILE, read_layout
 from lit_data.errors import LitDataError
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource
 from lit_data.io.remote.connection_web import read_index
-from lit_data.io.remote.manifest import NAME, Manifest
-from lit_data.io.remote.manifest import Entry as RemoteEntry
+from lit_data.io.remote.manifest import NAME, Manifest, MirroredFile
 from lit_data.io.remote.sums import parse_list
 from lit_data.io.store.header import HEADER_NAME, INDEX_NAME
 from lit_data.io.volumes import index_volume, open_volume, wrap_array, write_npz
@@ -103,7 +102,7 @@ def _page(folder: Path) -> Case:
 def _manifest(folder: Path) -> Case:
     whole = Manifest(folder, "http://host/set")
     whole.begin()
-    whole.add("a.png", RemoteEntry("v1", 7, 8))
+    whole.add("a.png", MirroredFile("v1", 7, 8))
     whole.finish("scope", 1)
     return Case(folder / NAME, lambda: Manifest(folder, "http://host/set"))
 

@@ -48,15 +48,16 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         check_outside_root(cfg, Path(options.folder), "predict.folder")
     datamodule, model = _open_data(cfg, options), build_model(cfg)
     datamodule.setup("predict")
+    task = find_task(datamodule)
     load_weights(model, checkpoint)
     folder = Path(cfg.paths.run if options.folder is None else options.folder)
     _warn_of_nothing_to_resume(folder, options)
     place = PredictRun(
         folder=folder,
-        identity=_identify(cfg, checkpoint, find_task(datamodule).neutral_data),
+        identity=_identify(cfg, checkpoint, task.neutral_data),
         make_trainer=lambda callbacks: _build_trainer_of_one(cfg, callbacks=list(callbacks), logger=False),
     )
-    metrics, bad = find_task(datamodule).predict(model, place, options)
+    metrics, bad = task.predict(model, place, options)
     if bad:
         raise PartlyDoneError(_describe_bad(bad, folder), metrics)
     return metrics

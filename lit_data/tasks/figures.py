@@ -94,8 +94,8 @@ def save_figure(figure: Figure, path: Path, title: str, legend: Sequence[str]) -
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with explaining(path), replacing(path, sync=False) as file:
-        figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
+        with replacing(path, sync=False) as file:
+            figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
     log.info("picture: %s", path)
 
 

@@ -15,10 +15,10 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 35_600,
-    "files": 380,
+    "code lines": 34_000,
+    "files": 370,
     "files in circles": 0,
-    "casts": 30,
+    "casts": 27,
     "longest function": 40,
     "lone files": 4,
     "median function": 5,

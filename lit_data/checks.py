@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from lit_data.errors import ConfigError
 
+_SHOWN = {"None": "null", "True": "true", "False": "false"}  # as YAML has them
+
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuse what is not one of some values; 1 is not True.
@@ -17,7 +19,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         ConfigError: It is none of them.
     """
     if not any(value == choice and type(value) is type(choice) for choice in choices):
-        shown = ", ".join("null" if choice is None else str(choice) for choice in choices)
+        shown = ", ".join(_SHOWN.get(str(choice), str(choice)) for choice in choices)
         raise ConfigError(f"{name}={value!r} is unknown: choose one of {shown}")
 
 

@@ -118,9 +118,9 @@ class Augmentation(nn.Module, ABC):
 class Compiled(Augmentation):
     """Compiles an augmentation at its first batch, and again for each new shape of batches.
 
-    On two CPU cores `StripeAugment` took 0.55 of its time, after 16 s of compiling (``+benchmark=synthesis
-    benchmark.compile=true`` measures it on your machine). Needs a C++ compiler, on a GPU Triton. Pixels stay the same
-    but for the last bit of a float32.
+    On two CPU cores `StripeAugment` took 0.55 of its time, after 16 s of compiling (``python -m benchmarks
+    synthesis suite.compile=true`` measures it on your machine). Needs a C++ compiler, on a GPU Triton. Pixels stay the
+    same but for the last bit of a float32.
 
     Args:
         augmentation: What is compiled.

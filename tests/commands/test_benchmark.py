@@ -15,8 +15,7 @@ from lit_data.cli import main
 from lit_data.commands.benchmarks.compare import build_lanes
 from lit_data.commands.benchmarks.feeds import Lane, open_feed
 from lit_data.commands.benchmarks.headroom import ReplayLoader
-from lit_data.commands.benchmarks.rows import METHODS, OURS, Row
-from lit_data.commands.benchmarks.table import COLUMNS, MEASURED
+from lit_data.commands.benchmarks.rows import COLUMNS, MEASURED, METHODS, OURS, Row
 from lit_data.commands.configuration.compose import compose
 from lit_data.errors import ConfigError
 from lit_data.types import Batch

@@ -10,15 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from lit_data.cli import main
 from lit_data.commands.benchmarks.compare import Recommendation, apply, recommend
 from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, MicroBatchSampler, make_torch_loader
-from lit_data.commands.benchmarks.gpu import _answer, format_table
 from lit_data.commands.benchmarks.headroom import TrainingClock
-from lit_data.commands.benchmarks.measure import Lap, Limits, Result, measure, measure_rows
-from lit_data.commands.benchmarks.options import BenchmarkOptions, read_options
-from lit_data.commands.benchmarks.rows import Row, list_rows, write_lines
-from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, find_best, print_table, tabulate
+from lit_data.commands.benchmarks.measure import Limits, measure, measure_rows
+from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device, read_options
+from lit_data.commands.benchmarks.rows import (
+    COLUMNS,
+    HEADINGS,
+    Lap,
+    Result,
+    Row,
+    collect_metrics,
+    find_best,
+    list_rows,
+    tabulate,
+)
+from lit_data.commands.benchmarks.table import show_lines, write_lines
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.diagnosis.machine import describe_machine, print_machine
 from lit_data.errors import ConfigError, DataError, StoreError
@@ -73,7 +81,7 @@ def _options(**changes: Any) -> BenchmarkOptions:
     [
         (
             {"mode": "fast"},
-            r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom, callbacks, synthesis, ",
+            r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom, callbacks$",
         ),
         (
             {"methods": ["inline", "dali"]},
@@ -102,10 +110,10 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
 
 
 def test_the_device_must_exist() -> None:
-    assert _options(device="cpu").choose_device() == CPU
-    assert _options().choose_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu") == CPU
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ConfigError, match=r"^benchmark\.device='nonsense' cannot be used \(.*\): choose auto or cpu$"):
-        _options(device="nonsense").choose_device()
+        choose_device("nonsense")
 
 
 # feeds
@@ -257,10 +265,10 @@ def test_what_was_not_measured_is_an_empty_cell_with_a_reason(
     assert header == ",".join(COLUMNS)
     assert first == "thread,16,2,8,123457,,1,1,1,1,1,1,1,8,1,"
     assert second == "dataloader,4,0,4,,,,,,,,,,0,0,not available: [no] memory"
-    print_table(lines, "title")
+    show_lines(lines, "title", headings=HEADINGS)
     out = capsys.readouterr().out
     assert "123 457" in out
-    assert out.rstrip().endswith("dataloader not available: [no] memory")
+    assert out.rstrip().endswith("dataloader: not available: [no] memory")
 
 
 # recommend
@@ -344,24 +352,3 @@ def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) 
         trainer.global_step = step
         clock.on_train_batch_end(trainer, module, None, {"image": torch.zeros(8)}, step)  # type: ignore[arg-type]
     assert clock.samples_per_s == 16 / 4.0
-
-
-def test_the_benchmark_of_a_gpu_needs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    monkeypatch.chdir(tmp_path)
-    assert main(["benchmark", "+benchmark=gpu"]) == 2
-    assert "benchmark.mode=gpu needs a CUDA device, and there is none here" in capsys.readouterr().err
-
-
-def test_what_fails_is_a_row_of_the_table() -> None:
-    def ask(scene: Any) -> Iterator[tuple[str, float, str]]:
-        yield "first", 1.5, "ms"
-        raise ValueError("no\nluck")
-
-    lines = [{"part": "x", **line} for line in _answer(ask, None)]  # type: ignore[arg-type]
-    table = format_table(lines, {"device": "a device", "torch": "2"})
-    assert "| x | first | 1.5 ms |" in table
-    assert "| x | failed | ValueError: no luck |" in table

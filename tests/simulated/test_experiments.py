@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.fabric.accelerators.mps import MPSAccelerator
 
+from benchmarks.__main__ import run as measure
 from lit_data.cli import main
 from lit_data.errors import ConfigError
 from tests.conf.test_all_configs import TOY, TOY_BOXES, TOY_MARKS, TOY_OBJECTS, TOY_VOLUMES
@@ -128,8 +129,8 @@ def test_an_apple_gpu_without_float64_scores_and_predicts(experiment: str, monke
 @pytest.mark.timeout(300)
 def test_the_benchmark_of_a_first_gpu_answers_everything(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["data.samples={count: 6, height_px: 256, width_px: 256}", "data.patch_px=128", "data.stride_px=64"]
-    short = ["data.loader.batch_size=16", "benchmark.batch_sizes=[16]", "benchmark.repeats=1", "benchmark.steps=3"]
-    assert main(["benchmark", "+benchmark=gpu", *sizes, *short, "benchmark.tile_px=64", "paths.runs=runs"]) == 0
+    short = ["data.loader.batch_size=16", "suite.batch_size=16", "suite.repeats=1", "suite.steps=3"]
+    assert measure(["gpu", *sizes, *short, "suite.tile_px=64", "paths.runs=runs"]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert not [line for line in table if "failed" in line or "too much" in line]
     parts = list(dict.fromkeys(line.split(" | ")[0][2:] for line in table[1:]))

@@ -13,10 +13,29 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_data.commands.benchmarks.feeds import Lane
-from lit_data.commands.benchmarks.measure import Limits, Result, measure_rows
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import METHODS, OURS, list_rows, write_lines
-from lit_data.commands.benchmarks.table import COLUMNS, collect_metrics, draw_bars, find_best, print_table, tabulate
+from lit_data.commands.benchmarks.measure import Limits, measure_rows
+from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
+from lit_data.commands.benchmarks.rows import (
+    COLUMNS,
+    HEADINGS,
+    METHODS,
+    NAMES,
+    OURS,
+    Result,
+    collect_metrics,
+    find_best,
+    list_rows,
+    tabulate,
+)
+from lit_data.commands.benchmarks.table import (
+    OTHERS_COLOUR,
+    OURS_COLOUR,
+    Line,
+    Panel,
+    draw_bars,
+    show_lines,
+    write_lines,
+)
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, StoreError
@@ -47,7 +66,7 @@ class Recommendation:
         return {f"benchmark/recommended_{name}": value for name, value in self.settings["loader"].items()}
 
 
-def recommend(lines: Sequence[Mapping[str, Any]], batch_size: int) -> Recommendation | None:
+def recommend(lines: Sequence[Line], batch_size: int) -> Recommendation | None:
     """The simplest of our settings that is within 5 % of the fastest; none if none was measured.
 
     Simpler is: inline before threads, threads before processes, all of them before a set that fills the device's
@@ -104,13 +123,11 @@ def apply(recommendation: Recommendation, folder: Path, name: str) -> Path:
     return path
 
 
-def _count_complexity(line: Mapping[str, Any]) -> tuple[int, int, int]:
+def _count_complexity(line: Line) -> tuple[int, int, int]:
     return OURS.index(line["method"]), line["num_workers"], -line["micro_batch_size"]
 
 
-def _explain(
-    lines: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any], best: Mapping[str, Any], settings: dict[str, Any]
-) -> str:
+def _explain(lines: Sequence[Line], chosen: Line, best: Line, settings: dict[str, Any]) -> str:
     loader = ", ".join(f"{name}={value}" for name, value in settings["loader"].items())
     cache = ", cache=device" if "cache" in settings else ""
     batch_size = chosen["batch_size"]
@@ -155,7 +172,7 @@ def _compete_until(
     lanes = build_lanes(cfg, methods, defects=options.defects, finish=finishes)
     until = "until they are cast on the device" if finishes else "until they leave the host, what loading itself costs"
     what = f"with defects, {until}" if options.defects else "as stored"
-    return compete(cfg, options, options.choose_device(), lanes, f"{cfg.name}: training samples {what}", name)
+    return compete(cfg, options, choose_device(options.device), lanes, f"{cfg.name}: training samples {what}", name)
 
 
 def compete(
@@ -193,10 +210,28 @@ def compete(
     )
     lines, folder = tabulate(results), Path(cfg.paths.run)
     write_lines(lines, COLUMNS, folder / f"{name}.csv")
-    draw_bars(lines, folder / f"{name}.png", title)
-    print_table(lines, title)
-    log.info("table: %s, picture: %s", folder / f"{name}.csv", folder / f"{name}.png")
+    show_lines(lines, title, headings=HEADINGS)
+    log.info("table: %s", folder / f"{name}.csv")
+    draw_bars([_make_panel(lines, size) for size in options.batch_sizes], folder / f"{name}.png", title, "samples/s")
     return lines, collect_metrics(lines, options.batch_sizes[0])
+
+
+def _make_panel(lines: Sequence[Line], batch_size: int) -> Panel:
+    """The fastest row of each method at one batch size."""
+    best = [line for method in METHODS if (line := find_best(lines, [method], batch_size))]
+    colours = [OURS_COLOUR if line["method"] in OURS else OTHERS_COLOUR for line in best]
+    return Panel(
+        names=[_describe(line) for line in best],
+        bars={"": [line["samples_per_s"] for line in best]},
+        colours={"": colours},
+        title=f"batches of {batch_size}",
+    )
+
+
+def _describe(line: Line) -> str:
+    workers = f"{line['num_workers']} workers" if line["num_workers"] else "no workers"
+    micro = f", micro-batch {line['micro_batch_size']}" if line["micro_batch_size"] != line["batch_size"] else ""
+    return f"{NAMES[line['method']]}\n{workers}{micro}"
 
 
 def build_lanes(cfg: DictConfig, methods: list[str], *, defects: bool, finish: bool = True) -> dict[str, Lane | str]:
@@ -316,7 +351,7 @@ class SamplesInMemory(Dataset[Batch]):
 
 def run_collate(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Compare ways to make batches; see `lit_data.commands.benchmark.run`."""
-    device = options.choose_device()
+    device = choose_device(options.device)
     dataset = SamplesInMemory(options.samples_in_memory, options.sample_shape)
     lanes = {method: _UNAVAILABLE.get(method) or Lane(dataset=dataset) for method in options.methods}
     shape = "x".join(map(str, options.sample_shape))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any, Generic, TypeVar
 
@@ -30,11 +31,12 @@ def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     datamodule.setup("fit")
     batches: list[Any] = []
     speeds: dict[str, list[float]] = {"fit": [], "headroom": []}
+    time_steps = partial(time_training, cfg, steps=options.steps, warmup_steps=options.warmup_batches)
     for _ in range(options.repeats):
-        speeds["fit"].append(time_training(cfg, options, datamodule=datamodule))
+        speeds["fit"].append(time_steps(datamodule=datamodule))
         batches = batches or cache_batches(datamodule, options.cached_batches, _choose_device(cfg))
         replay = ReplayLoader(batches, options.steps + options.warmup_batches)
-        speeds["headroom"].append(time_training(cfg, options, train_dataloaders=replay, val_dataloaders=[]))
+        speeds["headroom"].append(time_steps(train_dataloaders=replay, val_dataloaders=[]))
     real, free = median(speeds["fit"]), median(speeds["headroom"])
     log.info(
         "Training reaches %.0f samples/s; with batches that cost nothing it would reach %.0f: %.1f %% of that.",
@@ -117,32 +119,53 @@ def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) 
 
 def time_training(
     cfg: DictConfig,
-    options: BenchmarkOptions,
     *callbacks: L.Callback,
+    steps: int,
+    warmup_steps: int,
     **source: Any,  # noqa: ANN401 - fit's own arguments
 ) -> float:
     """Samples trained per second, after some steps of warm-up.
 
     Args:
         cfg: Model and Trainer.
-        options: How many steps.
         callbacks: What else looks on.
+        steps: How many are counted.
+        warmup_steps: How many are not.
         source: Arguments of ``Trainer.fit`` that name the batches.
     """
-    clock = TrainingClock(options.warmup_batches)
+    clock = TrainingClock(warmup_steps)
+    train_steps(cfg, clock, *callbacks, steps=steps + warmup_steps, **source)
+    return clock.samples_per_s
+
+
+def train_steps(
+    cfg: DictConfig,
+    *callbacks: L.Callback,
+    steps: int,
+    **source: Any,  # noqa: ANN401 - fit's own arguments
+) -> L.LightningModule:
+    """Train the configured model for some steps, without validation, logs and checkpoints; return it.
+
+    Args:
+        cfg: Model and Trainer.
+        callbacks: All that there are.
+        steps: How many.
+        source: Arguments of ``Trainer.fit`` that name the batches.
+    """
     trainer = build_trainer(
         cfg,
-        callbacks=[clock, *callbacks],
+        callbacks=[*callbacks],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
         limit_val_batches=0,
         max_epochs=-1,
-        max_steps=options.steps + options.warmup_batches,
+        max_steps=steps,
     )
-    trainer.fit(build_model(cfg), **source)
-    return clock.samples_per_s
+    model = build_model(cfg)
+    trainer.fit(model, **source)
+    return model
 
 
 def _choose_device(cfg: DictConfig) -> torch.device:

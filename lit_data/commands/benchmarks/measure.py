@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, repeat
 from statistics import fmean, median, pstdev
 
@@ -14,7 +14,7 @@ import torch
 
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.feeds import Lane, open_feed
-from lit_data.commands.benchmarks.rows import Row
+from lit_data.commands.benchmarks.rows import Lap, Result, Row
 from lit_data.errors import DataError, LitDataError
 from lit_data.io.progress import track
 from lit_data.loading.device_timer import read_clock
@@ -36,34 +36,6 @@ class Limits:
     seconds: float
     samples: int | None
     warmup_batches: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lap:
-    """What one measurement gave; the fields are columns of the table, see `lit_data.commands.benchmark.run`."""
-
-    samples: int
-    samples_per_s: float
-    process_cpu_ms_per_1000: float
-    main_thread_cpu_ms_per_1000: float
-    first_batch_ms: float
-    load_ms_mean: float
-    load_ms_std: float
-    transfer_ms: float
-    pss_mib: float
-
-
-@dataclass(slots=True)
-class Result:
-    """The measurements of a row so far, or why there are none."""
-
-    row: Row
-    laps: list[Lap] = field(default_factory=list)
-    note: str = ""
-
-    def median(self, column: str) -> float:
-        """Median of a column over the measurements; NaN without any."""
-        return median(getattr(lap, column) for lap in self.laps) if self.laps else math.nan
 
 
 def measure_rows(

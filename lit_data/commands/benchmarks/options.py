@@ -1,36 +1,48 @@
-"""What `conf/benchmark.yaml` can say."""
+"""What a measurement can be told: `conf/benchmark.yaml`, and suites of somebody's own."""
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_count
 from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
-MODES: Final = (
-    "loaders",
-    "collate",
-    "headroom",
-    "callbacks",
-    "synthesis",
-    "mosaic",
-    "ct",
-    "predict",
-    "gan",
-    "gpu",
-    "claims",
-)
+MODES: Final = ("loaders", "collate", "headroom", "callbacks")
 
-_COUNTS: Final = (
-    *("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"),
-    *("volume_side", "subset_points", "images", "tile_px"),
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite(ABC):
+    """A measurement that `suite` names in a configuration; its fields are the keys below that node.
+
+    Fields that hold a whole number are at least 1.
+
+    Args:
+        repeats: How often each case is measured, in turn with the others.
+        device: Where batches go: `auto`, or a device of torch.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    repeats: int = 3
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every count."""
+        for field in fields(self):
+            if field.type is int or field.type == "int":
+                check_count(f"suite.{field.name}", getattr(self, field.name), 1)
+
+    @abstractmethod
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        """Measure, write ``benchmark.csv`` into `cfg.paths.run`, print it, and return keys of summary.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +51,10 @@ class BenchmarkOptions:
 
     Args:
         mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
-            in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost,
-            `synthesis` ways to draw defects, `mosaic` ways to make mosaics, `ct` ways to the occupied voxels of
-            volumes, `predict` ways to predict images, `gan` ways to make a step of a GAN, `gpu` what a
-            first GPU is asked, `claims` what circulates.
-        methods: Rows to measure, of `lit_data.commands.benchmarks.table.METHODS`; `copy` comes by itself.
+            in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost.
+        methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
-        micro_batch_sizes: Sizes to try, for the methods that have micro-batches. Mode `gan`: samples of a part.
+        micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
         batch_sizes: Sizes to try; the first is the one that is recommended for.
         repeats: How often each row is measured, in turn with the others.
         seconds_per_row: Time of one measurement, without start and warm-up.
@@ -59,18 +68,8 @@ class BenchmarkOptions:
         apply_folder: Configuration folder that it is written to.
         sample_shape: Mode `collate`: shape of a uint8 sample.
         samples_in_memory: Mode `collate`: size of the set.
-        steps: Modes `headroom`, `callbacks` and `mosaic`: training steps of each run; `predict`: before it, without a
-            checkpoint.
+        steps: Modes `headroom` and `callbacks`: training steps of each run.
         cached_batches: Mode `headroom`: batches that are replayed.
-        compile: Modes `synthesis` and `predict`: measure augmentation or the net compiled by torch.compile too, and the
-            net with int8 convolutions, which need a C++ compiler.
-        train: Mode `mosaic`: finish batches on the device and train, too; `auto` where that is a CUDA device.
-        volumes: Mode `ct`: how many volumes are made; None measures the experiment's.
-        volume_side: Mode `ct`: voxels of a made volume along each axis.
-        occupied_share: Mode `ct`: share of its voxels that are occupied.
-        subset_points: Mode `ct`: points of the row that draws some.
-        images: Mode `predict`: how many.
-        tile_px: Mode `predict`: size of the tiles.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -94,14 +93,6 @@ class BenchmarkOptions:
     samples_in_memory: int
     steps: int
     cached_batches: int
-    compile: bool
-    train: bool | str
-    volumes: int | None
-    volume_side: int
-    occupied_share: float
-    subset_points: int
-    images: int
-    tile_px: int
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -109,39 +100,16 @@ class BenchmarkOptions:
         unknown = [method for method in self.methods if method not in METHODS]
         if unknown or not self.methods:
             raise ConfigError(f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}")
-        for name in ("micro_batch_sizes", "batch_sizes", "sample_shape"):
-            _check_counts(name, getattr(self, name), 1)
-        for name in _COUNTS:
-            _check_counts(name, getattr(self, name), 1)
-        for name, least in (("workers", 0), ("samples_per_row", 1), ("volumes", 1)):
-            if getattr(self, name) is not None:
-                _check_counts(name, getattr(self, name), least)
-        _check_share("occupied_share", self.occupied_share)
+        for name, least in _LEAST.items():
+            _check_counts(name, getattr(self, name), least)
         if not self.seconds_per_row > 0:
             raise ConfigError(f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0")
-        _check_switch("finish", self.finish, "both")
-        _check_switch("train", self.train, "auto")
+        check_choice("benchmark.finish", self.finish, (True, False, "both"))
         if self.apply is not None and (self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)):
             raise ConfigError(
                 f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "
                 "only one that recommends a setting"
             )
-
-    def choose_device(self) -> torch.device:
-        """The device that batches go to.
-
-        Raises:
-            ConfigError: There is no such device here.
-        """
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            return torch.empty(1, device=self.device).device
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"benchmark.device={self.device!r} cannot be used ({reason}): choose auto or cpu"
-            ) from error
 
 
 def read_options(node: DictConfig) -> BenchmarkOptions:
@@ -158,17 +126,35 @@ def read_options(node: DictConfig) -> BenchmarkOptions:
     return BenchmarkOptions(**given)
 
 
-def _check_switch(name: str, value: object, word: str) -> None:
-    if value not in (True, False, word):
-        raise ConfigError(f"benchmark.{name}={value!r} is unknown: choose true, false or {word}")
+def choose_device(name: str) -> torch.device:
+    """The device that batches go to.
+
+    Args:
+        name: `auto`, or a device of torch.
+
+    Raises:
+        ConfigError: There is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(1, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"benchmark.device={name!r} cannot be used ({reason}): choose auto or cpu") from error
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ConfigError(f"benchmark.{name}={value!r} must be above 0 and at most 1")
+_LEAST: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("micro_batch_sizes", "batch_sizes", "sample_shape"), 1),
+    **dict.fromkeys(("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"), 1),
+    "workers": 0,
+    "samples_per_row": 1,
+}
 
 
 def _check_counts(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - a user's value
+    if value is None and name in ("workers", "samples_per_row"):
+        return
     counts = [value] if isinstance(value, int | float | str) or value is None else list(value)
     if not counts or not all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in counts):
         raise ConfigError(f"benchmark.{name}={value!r} is not usable: only whole numbers of at least {least} are")

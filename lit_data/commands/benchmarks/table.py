@@ -1,7 +1,9 @@
-"""Results as a table: medians and ratios, in a file, on the terminal and as a picture."""
+"""What was measured, as a table on the terminal, in a file, and as bars."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,141 +12,140 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from lit_data.commands.benchmarks.measure import Result
-from lit_data.commands.benchmarks.rows import METHODS, NAMES, OURS, format_number, show_table
+from lit_data.files import write_table
 
-MEASURED: Final = (
-    "samples_per_s",
-    "process_cpu_ms_per_1000",
-    "main_thread_cpu_ms_per_1000",
-    "first_batch_ms",
-    "load_ms_mean",
-    "load_ms_std",
-    "transfer_ms",
-    "pss_mib",
-)
-COLUMNS: Final = (
-    "method",
-    "batch_size",
-    "num_workers",
-    "micro_batch_size",
-    "samples_per_s",
-    "ratio_to_dataloader",
-    *MEASURED[1:],
-    "samples",
-    "repeats",
-    "note",
-)
-_HEADINGS: Final = {
-    "samples_per_s": "samples/s",
-    "ratio_to_dataloader": "x DataLoader",
-    "process_cpu_ms_per_1000": "CPU ms/1000",
-    "main_thread_cpu_ms_per_1000": "main thread",
-    "first_batch_ms": "first ms",
-    "load_ms_mean": "load ms",
-    "load_ms_std": "+-",
-    "transfer_ms": "transfer ms",
-    "pss_mib": "PSS MiB",
-}
+log = logging.getLogger(__name__)
+
+Line = Mapping[str, Any]
+"""A row of a table: a value for each column; NaN for a number that there is not."""
+
+OURS_COLOUR: Final = "#007aff"
+OTHERS_COLOUR: Final = "#a0a4ab"
+_WIDTH: Final = 150
 
 
-def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One dict of `COLUMNS` for each row, with medians over its measurements; NaN where there are none.
+def report_lines(lines: Sequence[Line], columns: Sequence[str], folder: Path, title: str, **shown: Any) -> None:  # noqa: ANN401 - those of `show_lines`
+    """Write ``benchmark.csv`` into a folder and print the same table.
 
-    `ratio_to_dataloader` is that of the medians, to the DataLoader row of the same batch size and number of workers, or
-    without one of that number to the fastest of the same batch size.
+    Args:
+        lines: The rows.
+        columns: Of the file.
+        folder: Of the run.
+        title: Of the printed table.
+        shown: Other arguments of `show_lines`.
     """
-    lines = []
-    for result in results:
-        row = result.row
-        values = {column: result.median(column) for column in MEASURED}
-        lines.append(
-            {
-                "method": row.method,
-                "batch_size": row.batch_size,
-                "num_workers": row.num_workers,
-                "micro_batch_size": row.micro_batch_size,
-                **values,
-                "ratio_to_dataloader": values["samples_per_s"] / _find_reference(results, result),
-                "samples": sum(lap.samples for lap in result.laps),
-                "repeats": len(result.laps),
-                "note": result.note,
-            }
-        )
-    return lines
+    path = folder / "benchmark.csv"
+    write_lines(lines, columns, path)
+    show_lines(lines, title, **{"headings": {name: name.replace("_", " ") for name in columns}, **shown})
+    log.info("table: %s", path)
 
 
-def find_best(lines: Sequence[Mapping[str, Any]], methods: Sequence[str], batch_size: int) -> Mapping[str, Any] | None:
-    """The fastest line of some methods at one batch size; none if nothing of it was measured."""
-    found = [
-        line for line in lines if line["method"] in methods and line["batch_size"] == batch_size and line["repeats"]
-    ]
-    return max(found, key=lambda line: float(line["samples_per_s"]), default=None)
+def write_lines(lines: Sequence[Line], columns: Sequence[str], path: Path) -> None:
+    """Write a CSV, numbers with six digits; an empty cell is a number that there is not."""
+    write_table(path, columns, ({name: _write_cell(value) for name, value in line.items()} for line in lines))
 
 
-def collect_metrics(lines: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
-    """The keys of summary.json, see `lit_data.commands.benchmark.run`."""
-    metrics: dict[str, Any] = {"benchmark/batch_size": batch_size}
-    best = find_best(lines, OURS, batch_size)
-    for method in METHODS:
-        line = find_best(lines, [method], batch_size)
-        if line:
-            metrics |= {f"benchmark/{method}_{column}": line[column] for column in MEASURED}
-        if line and best and method not in OURS:
-            name = "share_of_copy" if method == "copy" else f"ratio_to_{method}"
-            metrics[f"benchmark/{name}"] = best["samples_per_s"] / line["samples_per_s"]
-    if best:
-        metrics |= {"benchmark/best_method": best["method"], "benchmark/best_samples_per_s": best["samples_per_s"]}
-    return metrics
+def show_lines(
+    lines: Sequence[Line],
+    title: str,
+    *,
+    headings: Mapping[str, str],
+    labels: Mapping[str, str] | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print a table, wide where the output is no terminal, and below it the ``note`` of each line that has one.
 
+    Args:
+        lines: The rows.
+        title: Of the table.
+        headings: The columns that are printed.
+        labels: What stands for the values of the first one.
+        console: Where to; by default the standard output.
+    """
+    table, (first, *_) = Table(title=title, title_justify="left"), headings
 
-def print_table(lines: Sequence[Mapping[str, Any]], title: str, console: Console | None = None) -> None:
-    """Print the table, wide where the output is no terminal."""
-    table = Table(title=title, title_justify="left")
-    for heading in ("method", "batch", "workers", "micro"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for heading in _HEADINGS.values():
-        table.add_column(heading, justify="right")
+    def label(line: Line) -> str:
+        return str((labels or {}).get(line[first], line[first]))
+
+    for name, heading in headings.items():
+        is_text = any(isinstance(line[name], str) for line in lines)
+        table.add_column(heading, justify="left" if is_text else "right")
     for line in lines:
-        sizes = [str(line[name]) for name in ("method", "batch_size", "num_workers", "micro_batch_size")]
-        table.add_row(*sizes, *(format_number(line[name]) for name in _HEADINGS))
-    console = show_table(table, console)
-    for note in dict.fromkeys(f"{line['method']} {line['note']}" for line in lines if line["note"]):
-        console.print(note, markup=False, highlight=False)
+        table.add_row(label(line), *(_show_cell(line[name]) for name in headings if name != first))
+    console = console or Console()
+    console = console if console.is_terminal else Console(width=_WIDTH, file=console.file)
+    console.print(table)
+    for line in lines:
+        if line.get("note"):
+            console.print(f"{label(line)}: {line['note']}", markup=False, highlight=False)
 
 
-def draw_bars(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Draw samples/s of the fastest row of each method, one panel for each batch size."""
-    batch_sizes = list(dict.fromkeys(line["batch_size"] for line in lines))
-    figure = Figure(figsize=(9.5, 0.6 + len(batch_sizes) * 3.2), dpi=110, layout="constrained")
+def collect(lines: Sequence[Line], columns: Sequence[str]) -> dict[str, Any]:
+    """Keys of summary.json: ``benchmark/ROW_COLUMN`` for each number that there is; the first column names the row."""
+    first, *rest = columns
+    return {
+        f"benchmark/{line[first]}_{name}": line[name]
+        for line in lines
+        for name in rest
+        if not (isinstance(line[name], float) and math.isnan(line[name]))
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Bars beside names.
+
+    Args:
+        names: A group of bars each.
+        bars: For each label the length of its bar in every group.
+        colours: For each label the colour of its bars, or a list of them.
+        title: Above the panel.
+    """
+
+    names: Sequence[str]
+    bars: Mapping[str, Sequence[float]]
+    colours: Mapping[str, str | Sequence[str]]
+    title: str = ""
+
+
+def draw_bars(panels: Sequence[Panel], path: Path, title: str, axis_label: str) -> None:
+    """Draw panels of bars one below the other, on logarithmic axes; with a legend where groups have several bars."""
+    inches = [0.6 + len(panel.names) * (0.16 + 0.24 * len(panel.bars)) for panel in panels]
+    figure = Figure(figsize=(9.5, 1.2 + sum(inches)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    for axis, batch_size in zip(figure.subplots(len(batch_sizes), squeeze=False)[:, 0], batch_sizes, strict=True):
-        best = [line for method in METHODS if (line := find_best(lines, [method], batch_size))]
-        speeds = [line["samples_per_s"] for line in best]
-        bars = axis.barh(
-            [_describe(line) for line in best],
-            speeds,
-            color=["#007aff" if line["method"] in OURS else "#a0a4ab" for line in best],
-        )
-        axis.bar_label(bars, [format_number(speed) for speed in speeds], padding=4, fontsize=9)
+    axes = figure.subplots(len(panels), squeeze=False, height_ratios=inches)[:, 0]
+    for axis, panel in zip(axes, panels, strict=True):
+        height = 0.8 / len(panel.bars)
+        for number, (label, lengths) in enumerate(panel.bars.items()):
+            places = [row + (number - (len(panel.bars) - 1) / 2) * height for row in range(len(lengths))]
+            bars = axis.barh(places, lengths, height, color=panel.colours[label], label=label)
+            axis.bar_label(bars, [format_number(length) for length in lengths], padding=4, fontsize=8)
+        axis.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
         axis.set_xscale("log")
-        axis.set_xlim(min(speeds, default=1) / 3, max(speeds, default=1) * 3)
+        axis.margins(x=0.15, y=0.01)
         axis.invert_yaxis()
         axis.spines[["top", "right"]].set_visible(False)
-        axis.set_xlabel("samples/s (logarithmic)")
-        axis.set_title(f"batches of {batch_size}", fontsize=10, loc="left")
+        axis.set_xlabel(f"{axis_label} (logarithmic)")
+        axis.set_title(panel.title, fontsize=10, loc="left")
+    if len(panels[0].bars) > 1:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path)
+    log.info("picture: %s", path)
 
 
-def _find_reference(results: Sequence[Result], wanted: Result) -> float:
-    same_batch = [r for r in results if r.row.method == "dataloader" and r.row.batch_size == wanted.row.batch_size]
-    same = [r for r in same_batch if r.row.num_workers == wanted.row.num_workers and r.laps] or same_batch
-    speeds = [result.median("samples_per_s") for result in same if result.laps]
-    return max(speeds, default=math.nan)
+def format_number(value: float) -> str:
+    """Three digits, or whole with a gap between thousands; a dash for a number that there is not."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _describe(line: Mapping[str, Any]) -> str:
-    workers = f"{line['num_workers']} workers" if line["num_workers"] else "no workers"
-    micro = f", micro-batch {line['micro_batch_size']}" if line["micro_batch_size"] != line["batch_size"] else ""
-    return f"{NAMES[line['method']]}\n{workers}{micro}"
+def _show_cell(value: object) -> str:
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
+def _write_cell(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from benchmarks.gan_variants import step_carefully, step_originally
 from lit_data.callbacks import AMP, GradientCheckpointing
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.benchmarks.gan_variants import step_carefully, step_originally
 from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.inference.oom_retry import measure_peak_bytes

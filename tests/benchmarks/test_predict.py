@@ -1,4 +1,4 @@
-"""`benchmark +benchmark=predict`: the ways give the same values, and what is measured of them is written."""
+"""`python -m benchmarks predict`: the ways give the same values, and what is measured of them is written."""
 
 import csv
 import json
@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_data.cli import main
-from lit_data.commands.benchmarks import predict_variants as predict_ways
-from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.benchmarks.predict import COLUMNS, collect_metrics
-from lit_data.commands.benchmarks.predict_variants import NAMES, write_images
-from lit_data.commands.configuration.compose import compose
+from benchmarks import predict_variants as predict_ways
+from benchmarks.__main__ import run as measure
+from benchmarks.predict import COLUMNS, collect_metrics
+from benchmarks.predict_variants import NAMES, write_images
 from lit_data.commands.session import build_datamodule
 from lit_data.errors import ConfigError
 from lit_data.io.images.readers import read_image
+from tests.benchmarks.suites import build_suite, compose_suite
 
 TOY = [
-    "+benchmark=predict",
     "trainer=cpu",
     "data.samples={count: 6, size_px: [96, 96]}",
     "data.patch_px=48",
@@ -29,12 +27,12 @@ TOY = [
     "data.loader.num_workers=0",
     "model.net.width=2",
     "model.net.depth=1",
-    "benchmark.images=5",
-    "benchmark.tile_px=48",
-    "benchmark.batch_sizes=[2,3]",
-    "benchmark.repeats=1",
-    "benchmark.steps=2",
-    "benchmark.device=cpu",
+    "suite.images=5",
+    "suite.tile_px=48",
+    "suite.batch_sizes=[2,3]",
+    "suite.repeats=1",
+    "suite.steps=2",
+    "suite.device=cpu",
 ]
 ORIGINAL = ("original", "original_bf16")
 EAGER = ("batched", "lanes", "bf16")
@@ -53,7 +51,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tmp_path: Path, cache: Path, *words: str) -> tuple[list[dict[str, str]], dict[str, float]]:
-    assert main(["benchmark", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
+    assert measure(["predict", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
     (path,) = (tmp_path / "runs").rglob("summary.json")
     with path.with_name("benchmark.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -68,7 +66,7 @@ def test_each_way_is_measured_and_written(
         raise ConfigError("there is no compiler")
 
     monkeypatch.setattr(predict_ways, "check_compiler", refuse)
-    lines, metrics = run(tmp_path, cache, "benchmark.compile=true")
+    lines, metrics = run(tmp_path, cache, "suite.compile=true")
     assert tuple(lines[0]) == COLUMNS
     rows = [(line["way"], line["batch_size"]) for line in lines]
     assert rows[:8] == [*((way, "1") for way in ORIGINAL), *((way, size) for way in EAGER for size in ("2", "3"))]
@@ -92,14 +90,14 @@ def test_each_way_is_measured_and_written(
 @pytest.mark.slow  # compiling takes minutes
 @pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install 'lit_data[quantise]'")
 def test_compiled_ways_are_measured(tmp_path: Path, cache: Path) -> None:
-    lines, _ = run(tmp_path, cache, "benchmark.compile=true", "benchmark.batch_sizes=[2]")
+    lines, _ = run(tmp_path, cache, "suite.compile=true", "suite.batch_sizes=[2]")
     for line in lines[5:]:
         assert line["note"] or float(line["max_difference"]) < 0.1
     torch._dynamo.reset()
 
 
 def test_images_are_cut_to_mixed_sizes_and_the_same_each_time(tmp_path: Path, cache: Path) -> None:
-    cfg = compose("benchmark", [*TOY, f"paths.cache={cache}", f"paths.run={tmp_path}"])
+    cfg = compose_suite("predict", *TOY, f"paths.cache={cache}", f"paths.run={tmp_path}")
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     (tmp_path / "again").mkdir()
@@ -131,9 +129,9 @@ def test_the_fastest_line_of_each_way_is_summarised() -> None:
     assert "benchmark/bf16_peak_mib" not in metrics
 
 
-@pytest.mark.parametrize("word", ["benchmark.images=0", "benchmark.tile_px=x"])
+@pytest.mark.parametrize("word", ["suite.images=0", "suite.tile_px=x"])
 def test_wrong_counts_are_refused(word: str, tmp_path: Path) -> None:
     name, _, value = word.partition("=")
-    cfg = compose("benchmark", [*TOY, f"paths.run={tmp_path}", word])
-    with pytest.raises(ConfigError, match=rf"^{name}='?{value}'? is not usable: only whole numbers of at least 1 are$"):
-        read_options(cfg.benchmark)
+    cfg = compose_suite("predict", *TOY, f"paths.run={tmp_path}", word)
+    with pytest.raises(ConfigError, match=rf"^{name}='?{value}'? is not usable: choose a whole number of at least 1$"):
+        build_suite(cfg)

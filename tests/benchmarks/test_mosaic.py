@@ -1,4 +1,4 @@
-"""`benchmark +benchmark=mosaic`: the ways make batches of the same kind, and what is measured of them is written."""
+"""`python -m benchmarks mosaic`: the ways make batches of the same kind, and what is measured of them is written."""
 
 import csv
 import json
@@ -11,26 +11,24 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.cli import main
-from lit_data.commands.benchmarks.mosaic import COLUMNS, LABELS, list_ways, open_feeds, run_mosaic
-from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.configuration.compose import compose
+from benchmarks.__main__ import run as measure
+from benchmarks.mosaic import COLUMNS, LABELS, list_ways, open_feeds
 from lit_data.errors import ConfigError
 from lit_data.mosaic import MosaicSpec
+from tests.benchmarks.suites import build_suite, compose_suite, run_suite
 
 TOY = [
-    "+benchmark=mosaic",
     "trainer=cpu",
     "data.samples={count: 8, size_px: [64, 80]}",
     "data.size_px=64",
     "data.mosaic.close_epochs=0",
     "model.net.width=8",
-    "benchmark.batch_sizes=[6]",
-    "benchmark.micro_batch_sizes=[4]",
-    "benchmark.repeats=1",
-    "benchmark.steps=2",
-    "benchmark.warmup_batches=1",
-    "benchmark.device=cpu",
+    "suite.batch_size=6",
+    "suite.micro_batch_size=4",
+    "suite.repeats=1",
+    "suite.steps=2",
+    "suite.warmup_batches=1",
+    "suite.device=cpu",
 ]
 CPU = torch.device("cpu")
 
@@ -49,7 +47,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def composed(cache: Path) -> DictConfig:
-    return compose("benchmark", [*TOY, f"paths.cache={cache}"])
+    return compose_suite("mosaic", *TOY, f"paths.cache={cache}")
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def toy(tmp_path: Path, composed: DictConfig) -> Toy:
 
 
 def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
-    assert main(["benchmark", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
+    assert measure(["mosaic", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
     (path,) = (tmp_path / "runs").rglob("summary.json")
     metrics = {key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()}
     assert cv2.imread(str(path.with_name("benchmark.png"))).shape[1] > 500
@@ -79,8 +77,8 @@ def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
 
 
 def test_training_tells_what_waits(toy: Toy) -> None:
-    cfg = toy("benchmark.train=true")
-    metrics = run_mosaic(cfg, read_options(cfg.benchmark))
+    cfg = toy("suite.train=true")
+    metrics = run_suite(cfg)
     assert metrics["benchmark/finish_ms"] > 0
     assert 0 < metrics["benchmark/train_wait_fraction"] < 1
     assert metrics["benchmark/train_step_ms"] > 0
@@ -88,8 +86,8 @@ def test_training_tells_what_waits(toy: Toy) -> None:
 
 
 def test_all_ways_make_whole_batches_of_mosaics_although_the_set_is_small(toy: Toy) -> None:
-    cfg = toy("benchmark.batch_sizes=[20]")
-    options = read_options(cfg.benchmark)
+    cfg = toy("suite.batch_size=20")
+    options = build_suite(cfg)
     feeds = open_feeds(cfg, options)
     batches: dict[str, Any] = {way: work() for way, work in list_ways(feeds, MosaicSpec()).items()}
     for way, batch in batches.items():
@@ -103,17 +101,17 @@ def test_all_ways_make_whole_batches_of_mosaics_although_the_set_is_small(toy: T
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["data.mosaic=null"], r"^benchmark\.mode=mosaic needs images with boxes and data\.mosaic"),
+        (["data.mosaic=null"], r"^suite=mosaic needs images with boxes and data\.mosaic"),
         (["data.mosaic.tiles=9"], r"^data\.mosaic makes mosaics of 9 with probability 1\.0: the original way"),
         (["data.mosaic.probability=0.5"], r"with probability 0\.5: the original way makes them of 4"),
         (
             ["data.splits={train: 0, val: 0.5, test: 0.5}"],
             r"^the train split holds no images to draw: check data\.splits$",
         ),
-        (["benchmark.train=maybe"], r"^benchmark\.train='maybe' is unknown: choose true, false or auto$"),
+        (["suite.train=maybe"], r"^suite.train='maybe' is unknown: choose one of true, false, auto$"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(words: list[str], match: str, toy: Toy) -> None:
     cfg = toy(*words)
     with pytest.raises(ConfigError, match=match):
-        run_mosaic(cfg, read_options(cfg.benchmark))
+        run_suite(cfg)

@@ -6,30 +6,29 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.benchmarks.ct import COLUMNS, Cloud, check_equal, run_ct
-from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.configuration.compose import compose
+from benchmarks.ct import COLUMNS, Cloud, check_equal
 from lit_data.errors import ConfigError, DataError
+from tests.benchmarks.suites import build_suite, compose_suite, run_suite
 
 WAYS = ["argwhere", "nonzero", "memory_map", "sparse_file", "store", "subset", "cached"]
 
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
-    words = ["+benchmark=ct", "+experiment=ct", "data.samples={count: 3, shape: [16, 16, 16]}", "trainer=cpu"]
-    return compose("benchmark", [*words, f"paths.cache={tmp_path_factory.mktemp('cache')}", "paths.run=run"])
+    words = ["+experiment=ct", "data.samples={count: 3, shape: [16, 16, 16]}", "trainer=cpu"]
+    return compose_suite("ct", *words, f"paths.cache={tmp_path_factory.mktemp('cache')}", "paths.run=run")
 
 
 @pytest.fixture
 def cfg(composed: DictConfig, tmp_path: Path) -> DictConfig:
     cfg = composed.copy()
     OmegaConf.update(cfg, "paths.run", str(tmp_path))
-    cfg.benchmark.update({"repeats": 1, "subset_points": 50, "volume_side": 20, "occupied_share": 0.05})
+    cfg.suite.update({"repeats": 1, "subset_points": 50, "volume_side": 20, "occupied_share": 0.05})
     return cfg
 
 
 def _run(cfg: DictConfig) -> dict[str, Any]:
-    return run_ct(cfg, read_options(cfg.benchmark))
+    return run_suite(cfg)
 
 
 def test_all_ways_find_the_voxels_of_made_volumes(cfg: DictConfig, tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_all_ways_find_the_voxels_of_made_volumes(cfg: DictConfig, tmp_path: Pat
 
 
 def test_the_volumes_of_an_experiment_are_measured(cfg: DictConfig) -> None:
-    cfg.benchmark.volumes, cfg.data.occupied_hu = None, [-200, 100]
+    cfg.suite.volumes, cfg.data.occupied_hu = None, [-200, 100]
     found = _run(cfg)
     volumes = [np.load(path) for path in Path(cfg.paths.cache).rglob("ct_000?.npy")]
     assert found["benchmark/volumes"] == len(volumes) == 3
@@ -58,18 +57,17 @@ def test_the_volumes_of_an_experiment_are_measured(cfg: DictConfig) -> None:
 
 
 def test_data_without_volumes_is_refused(cfg: DictConfig) -> None:
-    cfg.benchmark.volumes = None
-    options = read_options(cfg.benchmark)
+    cfg.suite.volumes = None
     cfg.data = {"_target_": "lit_data.datamodules.StripeDataModule"}
     with pytest.raises(ConfigError, match=r"volumes=null measures the experiment's volumes: add \+experiment=ct"):
-        run_ct(cfg, options)
+        run_suite(cfg)
 
 
 @pytest.mark.parametrize("share", [0, 1.5])
 def test_a_share_is_above_zero_and_at_most_one(cfg: DictConfig, share: float) -> None:
-    cfg.benchmark.occupied_share = share
-    with pytest.raises(ConfigError, match=r"benchmark\.occupied_share=.* must be above 0 and at most 1"):
-        read_options(cfg.benchmark)
+    cfg.suite.occupied_share = share
+    with pytest.raises(ConfigError, match=r"suite.occupied_share=.* is a share: give a number above 0 and up to 1"):
+        build_suite(cfg)
 
 
 def test_ways_that_find_other_voxels_are_not_compared() -> None:

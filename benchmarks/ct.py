@@ -4,7 +4,7 @@ import logging
 import math
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from omegaconf import DictConfig
-from rich.table import Table
+from typing_extensions import override
 
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import format_number, show_table, write_lines
+from lit_data.checks import check_count, check_share
+from lit_data.commands.benchmarks.options import Suite
+from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.datamodules.ct import CTDataModule
 from lit_data.datasets.ct.points import choose_points, write_coordinates, write_values
@@ -177,36 +178,63 @@ class Times:
     points: int = 0
 
 
-def run_ct(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Compare the ways on made volumes or on the experiment's; see `lit_data.commands.benchmark.run`."""
-    folder = Path(cfg.paths.run)
-    with TemporaryDirectory(dir=folder, prefix="volumes-") as temp:
-        if options.volumes is None:
-            sources, index = _read_set(cfg)
-        else:
-            sources, index = _make_set(Path(temp), options), IndexOptions(low_hu=_LOW_HU)
-        times = _measure(sources, index, Path(temp), options)
-    lines = [_make_line(method, found, times["argwhere"]) for method, found in times.items()]
-    title = f"{len(sources)} volumes, {lines[0]['points'] / len(sources):,.0f} occupied voxels each"
-    write_lines(lines, COLUMNS, folder / "benchmark.csv")
-    _print_lines(lines, title)
-    log.info("table: %s", folder / "benchmark.csv")
-    return {
-        f"benchmark/{line['method']}_{name}": line[name]
-        for line in lines
-        for name in COLUMNS[1:]
-        if not math.isnan(line[name])
-    } | {"benchmark/volumes": len(sources), "benchmark/points": lines[0]["points"]}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CTSuite(Suite):
+    """How fast the occupied voxels of a volume are there, beside the ways in which people get them.
+
+    A row for each way, in turn, as points and values: ``argwhere`` and ``nonzero`` read the dense file and search it,
+    ``memory_map`` searches it slab by slab as lit_data does, ``sparse_file`` reads compressed archives, ``store`` maps
+    the index, ``subset`` draws some points of it, ``cached`` takes it from memory. All but ``subset`` give equal
+    samples, which is checked. Columns: ``prepare_ms``, making of files or store, for a volume; ``first_epoch_ms``,
+    ``load_ms_mean``, ``load_ms_std`` of a sample in the first and in all later epochs; ``ratio_to_argwhere``;
+    ``memory_mib``, most memory that a sample allocates (pages of memory maps belong to the page cache); ``points``
+    found in an epoch; ``samples`` in later epochs.
+
+    Args:
+        volumes: How many volumes are made; None measures the experiment's.
+        volume_side: Voxels of a made volume along each axis.
+        occupied_share: Share of its voxels that are occupied.
+        subset_points: Points of the row that draws some.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    volumes: int | None = 2
+    volume_side: int = 512
+    occupied_share: float = 0.005
+    subset_points: int = 100_000
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        Suite.__post_init__(self)
+        check_share("suite.occupied_share", self.occupied_share)
+        if self.volumes is not None:
+            check_count("suite.volumes", self.volumes, 1)
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        folder = Path(cfg.paths.run)
+        with TemporaryDirectory(dir=folder, prefix="volumes-") as temp:
+            if self.volumes is None:
+                sources, index = _read_set(cfg)
+            else:
+                sources, index = _make_set(Path(temp), self), IndexOptions(low_hu=_LOW_HU)
+            times = _measure(sources, index, Path(temp), self)
+        lines = [_make_line(method, found, times["argwhere"]) for method, found in times.items()]
+        title = f"{len(sources)} volumes, {lines[0]['points'] / len(sources):,.0f} occupied voxels each"
+        report_lines(lines, COLUMNS, folder, title)
+        return collect(lines, COLUMNS) | {"benchmark/volumes": len(sources), "benchmark/points": lines[0]["points"]}
 
 
 def _read_set(cfg: DictConfig) -> tuple[Sequence[VolumeSource], IndexOptions]:
     datamodule = instantiate(cfg.data)
     if not isinstance(datamodule, CTDataModule):
-        raise ConfigError("benchmark.volumes=null measures the experiment's volumes: add +experiment=ct")
+        raise ConfigError("suite.volumes=null measures the experiment's volumes: add +experiment=ct")
     return find_volumes(datamodule.source.folder), datamodule.source.index_options
 
 
-def _make_set(folder: Path, options: BenchmarkOptions) -> list[VolumeSource]:
+def _make_set(folder: Path, options: CTSuite) -> list[VolumeSource]:
     """Volumes of noise in which a given share of voxels, anywhere, is bone."""
     side = options.volume_side
     for number in track(range(options.volumes or 0), "making volumes", options.volumes or 0):
@@ -222,9 +250,7 @@ def _make_set(folder: Path, options: BenchmarkOptions) -> list[VolumeSource]:
     return find_volumes(folder)
 
 
-def _measure(
-    sources: Sequence[VolumeSource], index: IndexOptions, folder: Path, options: BenchmarkOptions
-) -> dict[str, Times]:
+def _measure(sources: Sequence[VolumeSource], index: IndexOptions, folder: Path, options: CTSuite) -> dict[str, Times]:
     """Every way in turn, epoch by epoch."""
     all_ways = Ways(sources, index, folder, subset_points=options.subset_points)
     ways = all_ways.by_name()
@@ -292,12 +318,3 @@ def _make_line(method: str, found: Times, reference: Times) -> dict[str, Any]:
         "points": found.points,
         "samples": len(later),
     }
-
-
-def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name.replace("_", " "), justify="left" if name == "method" else "right")
-    for line in lines:
-        table.add_row(line["method"], *(format_number(line[name]) for name in COLUMNS[1:]))
-    show_table(table)

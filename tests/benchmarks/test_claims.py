@@ -4,21 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.commands.benchmarks.claims import (
+from benchmarks.claims import (
     CIRCULATES,
     measure_index,
     measure_reading,
     measure_sample,
     measure_shared,
-    run_claims,
     trace_bytes,
 )
-from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.configuration.compose import compose
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
+from tests.benchmarks.suites import compose_suite, run_suite
 
 IMAGES = 6
 TRAIN = 4  # of them
@@ -76,17 +74,17 @@ def test_workers_share_the_pages_of_the_store(datamodule: StripeDataModule) -> N
 def _words(tmp_path: Path) -> list[str]:
     toy = "data.samples={count: 6, height_px: 128, width_px: 128}"
     size = ["data.patch_px=64", "data.stride_px=32", "data.loader.batch_size=4", "data.loader.num_workers=0"]
-    short = ["benchmark.repeats=1", "benchmark.steps=2", "benchmark.warmup_batches=1"]
+    short = ["suite.repeats=1", "suite.steps=2", "suite.warmup_batches=1"]
     quiet = ["trainer.enable_progress_bar=false", f"paths.run={tmp_path}", f"paths.cache={tmp_path}/cache"]
-    return ["+benchmark=claims", toy, *size, *short, *quiet]
+    return [toy, *size, *short, *quiet]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_every_claim_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cfg = compose("benchmark", ["+experiment=stripe", *_words(tmp_path)])
-    metrics = run_claims(cfg, read_options(cfg.benchmark))
+    cfg = compose_suite("claims", "+experiment=stripe", *_words(tmp_path))
+    metrics = run_suite(cfg)
     table = (tmp_path / "benchmark.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in table[1:]] == list(CIRCULATES)
     for name in CIRCULATES:
@@ -97,7 +95,10 @@ def test_every_claim_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_other_data_have_no_such_claims(tmp_path: Path) -> None:
     words = ["data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "synthesis=library"]
-    places = [f"paths.run={tmp_path}", f"paths.cache={tmp_path}/cache", "+benchmark=claims"]
-    cfg = compose("benchmark", [*words, *places])
-    with pytest.raises(ConfigError, match=r"benchmark\.mode=claims needs stripes with plain spots"):
-        run_claims(cfg, read_options(cfg.benchmark))
+    places = [
+        f"paths.run={tmp_path}",
+        f"paths.cache={tmp_path}/cache",
+    ]
+    cfg = compose_suite("claims", *words, *places)
+    with pytest.raises(ConfigError, match=r"suite=claims needs stripes with plain spots"):
+        run_suite(cfg)

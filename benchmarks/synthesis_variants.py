@@ -107,7 +107,7 @@ def open_scene(cfg: DictConfig, batch_size: int) -> Scene:
         changed.data.cache = "store"
     datamodule = build_datamodule(changed)
     if not isinstance(datamodule, StripeDataModule) or datamodule.synthesis is None:
-        raise ConfigError("benchmark.mode=synthesis draws data.synthesis into stripes: set synthesis=library")
+        raise ConfigError("suite=synthesis draws data.synthesis into stripes: set synthesis=library")
     datamodule.setup("fit")
     transformation, dataset = datamodule.transformation, datamodule.dataset("train")
     if not len(dataset):

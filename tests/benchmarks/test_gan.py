@@ -1,4 +1,4 @@
-"""`benchmark +benchmark=gan`: what is measured, and that the ways differ in memory only."""
+"""`python -m benchmarks gan`: what is measured, and that the ways differ in memory only."""
 
 import csv
 import json
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lit_data.cli import main
-from lit_data.commands.benchmarks.gan import COLUMNS, Bench, find_largest
-from lit_data.commands.benchmarks.gan_variants import NAMES, list_ways
+from benchmarks.__main__ import run as measure
+from benchmarks.gan import COLUMNS, Bench, find_largest
+from benchmarks.gan_variants import NAMES, list_ways
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
 from lit_data.types import Batch
 
@@ -23,20 +23,20 @@ pytestmark = [
 ]
 
 TOY = [
-    *("+benchmark=gan", "trainer=cpu", "data.image_px=8", "data.samples={count: 6, size_px: [16, 16], tiles: 2}"),
+    *("trainer=cpu", "data.image_px=8", "data.samples={count: 6, size_px: [16, 16], tiles: 2}"),
     *(
         "data.loader.batch_size=4",
         "data.loader.num_workers=0",
         "model.generator.width=4",
         "model.discriminator.width=4",
     ),
-    *("benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[1]", "benchmark.repeats=1", "benchmark.steps=1"),
+    *("suite.batch_size=4", "suite.part_size=1", "suite.repeats=1", "suite.steps=1"),
 ]
 
 
 @pytest.mark.slow
 def test_the_table_and_the_summary(tmp_path: Path) -> None:
-    assert main(["benchmark", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
+    assert measure(["gan", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
     (path,) = (tmp_path / "runs").rglob("summary.json")
     summary: dict[str, Any] = json.loads(path.read_text())
     with path.with_name("benchmark.csv").open(newline="") as file:

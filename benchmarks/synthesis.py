@@ -4,21 +4,16 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from rich.table import Table
 from torch import Tensor
+from typing_extensions import override
 
-from lit_data.augment import Compiled
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import show_table, write_lines
-from lit_data.commands.benchmarks.synthesis_variants import (
+from benchmarks.synthesis_variants import (
     Scene,
     draw_in_turn,
     open_scene,
@@ -27,6 +22,9 @@ from lit_data.commands.benchmarks.synthesis_variants import (
     to_unit,
     widen,
 )
+from lit_data.augment import Compiled
+from lit_data.commands.benchmarks.options import Suite, choose_device
+from lit_data.commands.benchmarks.table import Line, Panel, collect, draw_bars, report_lines
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datasets.stripes.drawn import draw_everywhere, draw_in_windows
 from lit_data.loading.device_timer import Call, one_thread, time_in_turn
@@ -47,7 +45,10 @@ _LABELS: Final = {
     "batched": "lit_data, a batch",
     "device": "lit_data, a batch on the device",
 }
+_MEASURED: Final = ("family", *(name for name in COLUMNS if name.endswith("_us") or name.startswith("ratio")))
 _HEADINGS: Final = {
+    "family": "family",
+    "defects": "defects",
     **{f"{way}_us": way.replace("_numpy", " NumPy") for way in WAYS},
     "ratio_to_original": "x original",
     "ratio_to_local": "x local",
@@ -55,21 +56,45 @@ _HEADINGS: Final = {
 _COLOURS: Final = {"original": "#c8cbd0", "local": "#8f949c", "batched": "#007aff", "device": "#34c759"}
 
 
-def run_synthesis(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Compare the ways for each family of defects and for all; see `lit_data.commands.benchmark.run`."""
-    device = options.choose_device()
-    scene = open_scene(cfg, options.batch_sizes[0])
-    with one_thread():
-        lines, finish = _compare_ways(scene, options, device), _time_finish(scene, options, device)
-    folder, shape = Path(cfg.paths.run), "x".join(map(str, scene.image.shape[1:]))
-    title = f"{cfg.name}: us per defect, in batches of {len(scene.patches)} and on images of {shape}"
-    write_lines(lines, COLUMNS, folder / "benchmark.csv")
-    draw_chart(lines, folder / "benchmark.png", title)
-    _print_lines(lines, title)
-    log.info("table: %s, picture: %s", folder / "benchmark.csv", folder / "benchmark.png")
-    for name in (name for name in finish if name.endswith("_ms")):
-        log.info("%s %.2f: a batch of %d, drawn and augmented", name, finish[name], len(scene.patches))
-    return _collect(lines) | {"benchmark/batch_size": len(scene.patches)} | finish
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthesisSuite(Suite):
+    """How fast defects are drawn, beside the ways in which people draw them, on one core as workers draw.
+
+    A row for each family of defects, with medians of: ``original_us``, time of a defect computed over every pixel of
+    the whole first image, one after the other; ``local_us``, in its own window, one after the other; ``batched_us``,
+    in a batch, as lit_data does it; ``device_us``, the same on a CUDA device; ``original_numpy_us`` and
+    ``local_numpy_us``, spots as NumPy draws them; ``ratio_to_original`` and ``ratio_to_local``, how often
+    ``batched_us`` goes into those, or into NumPy's where that is faster.
+
+    In summary.json also ``finish_ms``, a planned batch with all families until it is drawn and augmented, and with
+    `compile` ``finish_compiled_ms``, or ``finish_compiled_note``, why it could not be compiled.
+
+    Args:
+        batch_size: Patches of a batch.
+        compile: Measure the augmentation compiled by torch.compile too, which needs a C++ compiler.
+    """
+
+    batch_size: int = 384
+    compile: bool = False
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        device = choose_device(self.device)
+        scene = open_scene(cfg, self.batch_size)
+        with one_thread():
+            lines, finish = _compare_ways(scene, self, device), _time_finish(scene, self, device)
+        folder, shape = Path(cfg.paths.run), "x".join(map(str, scene.image.shape[1:]))
+        title = f"{cfg.name}: us per defect, in batches of {len(scene.patches)} and on images of {shape}"
+        report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS)
+        draw_bars([make_panel(lines)], folder / "benchmark.png", title, "us per defect")
+        for name in (name for name in finish if name.endswith("_ms")):
+            log.info("%s %.2f: a batch of %d, drawn and augmented", name, finish[name], len(scene.patches))
+        return (
+            collect(lines, _MEASURED)
+            | {f"benchmark/{name}": lines[-1][name] for name in _MEASURED if name.startswith("ratio")}
+            | {"benchmark/batch_size": len(scene.patches)}
+            | finish
+        )
 
 
 def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
@@ -83,30 +108,17 @@ def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
     return replace(transformation, augment={stage: Compiled(part) for stage, part in transformation.augment.items()})
 
 
-def draw_chart(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Draw what a defect of each family takes, a bar for each way."""
-    figure = Figure(figsize=(9.5, 1.2 + 0.62 * len(lines)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
+def make_panel(lines: Sequence[Line]) -> Panel:
+    """What a defect of each family takes, a bar for each way that was measured."""
     ways = [way for way in _LABELS if not math.isnan(lines[0][f"{way}_us"])]
-    height = 0.8 / len(ways)
-    for number, way in enumerate(ways):
-        places = [row + (number - (len(ways) - 1) / 2) * height for row in range(len(lines))]
-        times_us = [_find_fastest(line, way) for line in lines]
-        bars = axis.barh(places, times_us, height, color=_COLOURS[way], label=_LABELS[way])
-        axis.bar_label(bars, [_format_number(time_us) for time_us in times_us], padding=4, fontsize=7)
-    axis.set_yticks(range(len(lines)), [line["family"] for line in lines])
-    axis.set_xscale("log")
-    axis.margins(x=0.1, y=0.01)
-    axis.invert_yaxis()
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("us per defect (logarithmic)")
-    figure.legend(loc="outside lower center", ncols=len(ways), frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path)
+    return Panel(
+        names=[line["family"] for line in lines],
+        bars={_LABELS[way]: [_find_fastest(line, way) for line in lines] for way in ways},
+        colours={_LABELS[way]: _COLOURS[way] for way in ways},
+    )
 
 
-def _compare_ways(scene: Scene, options: BenchmarkOptions, device: torch.device) -> list[dict[str, Any]]:
+def _compare_ways(scene: Scene, options: SynthesisSuite, device: torch.device) -> list[dict[str, Any]]:
     """A line for each family, and one for all together."""
     specs = {member.name: replace(scene.spec, families=(member,)) for member in scene.spec.members}
     there = scene.patches.to(device) if device.type == "cuda" else None
@@ -143,7 +155,7 @@ def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[di
     return works, {way: len(plan) if way in ("batched", "device") else len(numbers) for way in works}
 
 
-def _time_finish(scene: Scene, options: BenchmarkOptions, device: torch.device) -> dict[str, Any]:
+def _time_finish(scene: Scene, options: SynthesisSuite, device: torch.device) -> dict[str, Any]:
     """Milliseconds of a planned batch until the model sees it, and why not where that is not known."""
     batch = {key: value.to(device) for key, value in scene.batch.items()}
     works: dict[str, Call] = {"finish": lambda: scene.transformation.finish(batch, "train")}
@@ -169,36 +181,8 @@ def _make_line(family: str, each_s: Mapping[str, float], counts: Mapping[str, in
     return {"family": family, "defects": counts["batched"], **times_us, **ratios, "repeats": repeats}
 
 
-def _find_fastest(line: Mapping[str, Any], way: str) -> float:
+def _find_fastest(line: Line, way: str) -> float:
     """Microseconds of a way, as torch or as NumPy does it."""
     in_numpy: float = line.get(f"{way}_numpy_us", math.nan)
     in_torch: float = line[f"{way}_us"]
     return in_torch if math.isnan(in_numpy) else min(in_torch, in_numpy)
-
-
-def _collect(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys of summary.json: what was measured of each line, and the ratios of the last one."""
-    measured = [name for name in COLUMNS if name.endswith("_us") or name.startswith("ratio")]
-    found = {
-        f"benchmark/{line['family']}_{name}": line[name]
-        for line in lines
-        for name in measured
-        if not math.isnan(line[name])
-    }
-    return found | {f"benchmark/{name}": lines[-1][name] for name in measured if name.startswith("ratio")}
-
-
-def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for name in COLUMNS[:-1]:
-        table.add_column(_HEADINGS.get(name, name), justify="left" if name == "family" else "right")
-    for line in lines:
-        cells = (line[name] for name in COLUMNS[:-1])
-        table.add_row(*(_format_number(cell) if isinstance(cell, float) else str(cell) for cell in cells))
-    show_table(table)
-
-
-def _format_number(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

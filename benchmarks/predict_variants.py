@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.headroom import train_steps
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
-from lit_data.commands.session import build_model, build_trainer
+from lit_data.commands.session import build_model
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
@@ -31,13 +31,16 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.progress import track
 from lit_data.tasks.nets import ProbabilityNet
 
+if TYPE_CHECKING:
+    from benchmarks.predict import PredictSuite
+
 log = logging.getLogger(__name__)
 
 
 Weights = dict[str, Any]
 
 
-def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: BenchmarkOptions) -> Weights:
+def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: "PredictSuite") -> Weights:
     """Weights of `cfg.ckpt`, or of a model that is trained for `options.steps`: enough for masks that can be compared.
 
     Raises:
@@ -49,18 +52,7 @@ def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: Benchmark
         load_weights(model, find_checkpoint(cfg))
         return model.state_dict()
     log.info("training %d steps, as there is no ckpt", options.steps)
-    trainer = build_trainer(
-        cfg,
-        callbacks=[],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        max_epochs=-1,
-        max_steps=options.steps,
-    )
-    trainer.fit(model, datamodule=datamodule)
+    model = train_steps(cfg, steps=options.steps, datamodule=datamodule)
     return {name: tensor.cpu() if isinstance(tensor, Tensor) else tensor for name, tensor in model.state_dict().items()}
 
 
@@ -116,8 +108,7 @@ def _read_samples(datamodule: BaseDataModule) -> Iterator[NDArray[np.uint8]]:
             images = datamodule.transform(batch, "val").get("image")
             if images is None or images.ndim != 4 or images.shape[1] not in _CHANNELS:
                 raise ConfigError(
-                    "benchmark.mode=predict needs samples with image [B, C, H, W] of one or three channels: add "
-                    "+benchmark=predict"
+                    "suite=predict needs samples with image [B, C, H, W] of one or three channels: add suite=predict"
                 )
             yield from (images * 255).round().byte().numpy()
 
@@ -186,7 +177,7 @@ def list_ways(
     datamodule: BaseDataModule,
     weights: Weights,
     paths: Sequence[Path],
-    options: BenchmarkOptions,
+    options: "PredictSuite",
     device: torch.device,
 ) -> list[PredictVariant]:
     """The original way, and the others at each batch size; what is compiled only if that is wanted.
@@ -229,7 +220,7 @@ def _make_in_lanes(kind: str, net: nn.Module, batch_size: int, tile_px: int, dev
 
 
 def _make_compiled(
-    kind: str, net: nn.Module, paths: Sequence[Path], options: BenchmarkOptions, device: torch.device
+    kind: str, net: nn.Module, paths: Sequence[Path], options: "PredictSuite", device: torch.device
 ) -> PredictVariant:
     """A way whose net is compiled, at the first batch size alone, as that takes a minute; or why there is none."""
     size = options.batch_sizes[0]

@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import lightning as L
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
+from typing_extensions import override
 
+from benchmarks.gan import Bench
+from benchmarks.gan_variants import list_ways
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
-from lit_data.commands.benchmarks.gan import Bench
-from lit_data.commands.benchmarks.gan_variants import list_ways
 from lit_data.commands.benchmarks.headroom import time_training
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import write_lines
+from lit_data.commands.benchmarks.options import Suite, choose_device
+from lit_data.commands.benchmarks.table import write_lines
 from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
@@ -51,7 +53,7 @@ class DeviceScene:
     """
 
     cfg: DictConfig
-    options: BenchmarkOptions
+    options: "GPUSuite"
     device: torch.device
 
     def open_data(self, **changed: Any) -> BaseDataModule:  # noqa: ANN401 - options of data
@@ -68,35 +70,58 @@ class DeviceScene:
         assert isinstance(merged, DictConfig)
         return merged
 
+    def train(self, cfg: DictConfig, *callbacks: L.Callback) -> float:
+        """Samples that are trained per second."""
+        sizes = {"steps": self.options.steps, "warmup_steps": self.options.warmup_batches}
+        return time_training(cfg, *callbacks, datamodule=self.open_data(), **sizes)
+
     def time(self, **works: Callable[[], object]) -> dict[str, float]:
         """Median seconds of each work."""
         return time_in_turn(works, self.options.repeats, self.device)
 
 
-def run_gpu(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Ask everything; see `lit_data.commands.benchmark.run`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPUSuite(Suite):
+    """What a first GPU is asked, in the order in which faults would show; each answer is a row of a table.
 
-    Raises:
-        ConfigError: There is no CUDA device.
+    Copies to it, drawing and augmenting with pixels of the batch and of the device, training with its share of waiting
+    in three precisions, a batch that does not fit, peaks of a GAN's step, prediction beside the host's. What fails is a
+    row too, and the rest is asked all the same. summary.json holds ``PART_WHAT`` for each row with a number, and
+    ``failed``, how many parts did.
+
+    Args:
+        batch_size: Samples of a batch.
+        steps: Of each training.
+        warmup_batches: Steps before them.
+        tile_px: Size of the tiles of prediction.
     """
-    device = options.choose_device()
-    if device.type != "cuda":
-        raise ConfigError("benchmark.mode=gpu needs a CUDA device, and there is none here")
-    scene, lines = DeviceScene(cfg, options, device), list[dict[str, Any]]()
-    for name, ask in _PARTS.items():
-        log.info("%s ...", name)
-        lines += [{"part": name, **line} for line in _answer(ask, scene)]
-    write_lines(lines, COLUMNS, Path(cfg.paths.run) / "benchmark.csv")
-    print(format_table(lines, describe_machine(device)))
-    failed = [line["part"] for line in lines if line["what"] == "failed"]
-    if failed:
-        log.error("failed: %s; hydra.verbose=true shows where", ", ".join(failed))
-    values = {
-        f"benchmark/{line['part']}_{line['what']}".replace(" ", "_"): line["value"]
-        for line in lines
-        if not isinstance(line["value"], str)
-    }
-    return {**values, "benchmark/batch_size": options.batch_sizes[0], "benchmark/failed": len(failed)}
+
+    batch_size: int = 384
+    repeats: int = 5
+    steps: int = 30
+    warmup_batches: int = 3
+    tile_px: int = 512
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        device = choose_device(self.device)
+        if device.type != "cuda":
+            raise ConfigError("suite=gpu needs a CUDA device, and there is none here")
+        scene, lines = DeviceScene(cfg, self, device), list[dict[str, Any]]()
+        for name, ask in _PARTS.items():
+            log.info("%s ...", name)
+            lines += [{"part": name, **line} for line in _answer(ask, scene)]
+        write_lines(lines, COLUMNS, Path(cfg.paths.run) / "benchmark.csv")
+        print(format_table(lines, describe_machine(device)))
+        failed = [line["part"] for line in lines if line["what"] == "failed"]
+        if failed:
+            log.error("failed: %s; hydra.verbose=true shows where", ", ".join(failed))
+        values = {
+            f"benchmark/{line['part']}_{line['what']}".replace(" ", "_"): line["value"]
+            for line in lines
+            if not isinstance(line["value"], str)
+        }
+        return {**values, "benchmark/batch_size": self.batch_size, "benchmark/failed": len(failed)}
 
 
 def format_table(lines: list[dict[str, Any]], machine: Mapping[str, Any]) -> str:
@@ -125,7 +150,7 @@ def _answer(ask: Callable[[DeviceScene], Found], scene: DeviceScene) -> Iterator
 def _ask_transfer(scene: DeviceScene) -> Found:
     """Copies of a batch of pixels, page-locked and not."""
     loader = scene.open_data().make_loader("train")
-    loader.options = replace(loader.options, pin_memory=True, batch_size=scene.options.batch_sizes[0])
+    loader.options = replace(loader.options, pin_memory=True, batch_size=scene.options.batch_size)
     locked: Tensor = next(iter(loader))["image"]
     plain = torch.empty_like(locked).copy_(locked)
     times_s = scene.time(
@@ -154,7 +179,7 @@ def _ask_training(scene: DeviceScene) -> Found:
     for precision in ("32-true", "bf16-mixed", "16-mixed"):
         watch = DataWaitMonitor(plot=False)
         cfg = scene.change(trainer=_on_device(scene) | {"precision": precision})
-        speeds[precision] = time_training(cfg, scene.options, watch, AdaptiveBatchSize(), datamodule=scene.open_data())
+        speeds[precision] = scene.train(cfg, watch, AdaptiveBatchSize())
         yield f"{precision}, samples a second", speeds[precision], ""
         yield f"{precision}, waiting for data", 100 * float(watch.summary()["data_wait_fraction"]), "%"
     yield "bf16 by float32", speeds["bf16-mixed"] / speeds["32-true"], "x"
@@ -164,13 +189,13 @@ def _ask_memory(scene: DeviceScene) -> Found:
     """A batch that does not fit: is it split and trained?"""
     torch.cuda.reset_peak_memory_stats(scene.device)
     counted, train = AdaptiveBatchSize(), scene.change(trainer=_on_device(scene))
-    time_training(train, scene.options, AdaptiveBatchSize(), datamodule=scene.open_data())
+    scene.train(train, AdaptiveBatchSize())
     whole_bytes = torch.cuda.max_memory_allocated(scene.device)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(scene.device).total_memory
     torch.cuda.set_per_process_memory_fraction(0.6 * whole_bytes / total, scene.device)
     try:
-        time_training(train, scene.options, counted, datamodule=scene.open_data())
+        scene.train(train, counted)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, scene.device)
     found = counted.summary()
@@ -211,7 +236,7 @@ def _ask_prediction(scene: DeviceScene) -> Found:
 def _plan(datamodule: BaseDataModule, scene: DeviceScene) -> Batch:
     """A planned training batch on the device."""
     loader = datamodule.make_loader("train")
-    loader.options = replace(loader.options, batch_size=scene.options.batch_sizes[0])
+    loader.options = replace(loader.options, batch_size=scene.options.batch_size)
     planned = datamodule.plan_batch(next(iter(loader)), "train")
     loader.close()
     return {name: value.to(scene.device) for name, value in planned.items()}

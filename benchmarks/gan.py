@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -13,17 +13,16 @@ from typing import Any, Final
 import lightning as L
 import torch
 from omegaconf import DictConfig
-from rich.table import Table
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from benchmarks.gan_variants import NAMES, GANVariant, list_ways
 from lit_data.batch_form import count_samples
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.benchmarks.gan_variants import NAMES, GANVariant, list_ways
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import format_number, show_table, write_lines
+from lit_data.commands.benchmarks.options import Suite, choose_device
+from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.session import build_datamodule, build_model
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
@@ -166,20 +165,41 @@ class Measured:
     difference: float
 
 
-def run_gan(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Compare the ways; see `lit_data.commands.benchmark.run`."""
-    device = options.choose_device()
-    model, size, folder = build_model(cfg), options.batch_sizes[0], Path(cfg.paths.run)
-    if not isinstance(model, GANModule):
-        raise ConfigError(f"benchmark.mode=gan measures a GANModule, not a {type(model).__name__}: choose model=gan")
-    whole = _read_samples(build_datamodule(cfg), _MOST * size, device)
-    measured = _measure(Bench(model, device), options, whole)
-    lines = [make_line(name, found, measured["original"]) for name, found in measured.items()]
-    write_lines(lines, COLUMNS, folder / "benchmark.csv")
-    _print_lines(lines, f"{cfg.name}: steps of {size} images, {torch.get_num_threads()} threads, {device}")
-    log.info("table: %s", folder / "benchmark.csv")
-    named = {f"benchmark/{line['way']}_{name}": line[name] for line in lines for name in COLUMNS[1:]}
-    return named | {"benchmark/batch_size": size, "benchmark/part_size": options.micro_batch_sizes[0]}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GANSuite(Suite):
+    """Time and memory of a step of a GAN as it is often written, and as `GANModule` makes it.
+
+    A row for each way: ``original`` with fakes made twice, their graph kept, all losses in one backward; ``careful``
+    with fakes without a graph; ``whole`` as `GANModule` makes it, ``checkpointed`` with activations of blocks computed
+    twice, ``parts`` in parts. All steps have the same draws. Columns: ``peak_mib``, most memory of tensors in a step
+    with a penalty, weights, optimizers and batch among them: of tensors that operations return on a CPU,
+    ``max_memory_allocated`` on a GPU; ``largest_batch`` whose peak is not above that of ``original`` at its batch, 8
+    times that at most; ``step_ms``, mean over `steps` with the penalties among them, median of `repeats`;
+    ``gradient_difference``, norm of the difference of both nets' gradients to those of ``original``, by their norm;
+    ``peak_to_original``, ``largest_to_original``, ``time_to_original``.
+
+    Args:
+        batch_size: Samples of a step.
+        part_size: Samples of a part.
+        steps: Steps that are timed.
+    """
+
+    batch_size: int = 32
+    part_size: int = 4
+    steps: int = 16
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        device = choose_device(self.device)
+        model, size, folder = build_model(cfg), self.batch_size, Path(cfg.paths.run)
+        if not isinstance(model, GANModule):
+            raise ConfigError(f"suite=gan measures a GANModule, not a {type(model).__name__}: choose model=gan")
+        whole = _read_samples(build_datamodule(cfg), _MOST * size, device)
+        measured = _measure(Bench(model, device), self, whole)
+        lines = [make_line(name, found, measured["original"]) for name, found in measured.items()]
+        title = f"{cfg.name}: steps of {size} images, {torch.get_num_threads()} threads, {device}"
+        report_lines(lines, COLUMNS, folder, title, labels=NAMES)
+        return collect(lines, COLUMNS) | {"benchmark/batch_size": size, "benchmark/part_size": self.part_size}
 
 
 def find_largest(fits: Callable[[int], bool], size: int, most: int) -> int:
@@ -217,8 +237,8 @@ def make_line(name: str, measured: Measured, original: Measured) -> dict[str, An
     }
 
 
-def _measure(bench: Bench, options: BenchmarkOptions, whole: Batch) -> dict[str, Measured]:
-    size, ways = options.batch_sizes[0], list_ways(options.micro_batch_sizes[0])
+def _measure(bench: Bench, options: GANSuite, whole: Batch) -> dict[str, Measured]:
+    size, ways = options.batch_size, list_ways(options.part_size)
     batch = _take(whole, size)
     steps_s: dict[str, list[float]] = {way.name: [] for way in ways}
     rounds = ways * options.repeats
@@ -259,12 +279,3 @@ def _read_samples(datamodule: BaseDataModule, count: int, device: torch.device) 
 def _take(whole: Batch, count: int) -> Batch:
     # Copies, so that the memory of the rest is not theirs.
     return {key: value[:count].clone() for key, value in whole.items()}
-
-
-def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name.replace("_", " "), justify="left" if name == "way" else "right")
-    for line in lines:
-        table.add_row(NAMES[line["way"]], *(format_number(float(line[name])) for name in COLUMNS[1:]))
-    show_table(table)

@@ -1,4 +1,4 @@
-"""`benchmark +benchmark=synthesis`: the ways to draw agree, and what is measured of them is written."""
+"""`python -m benchmarks synthesis`: the ways to draw agree, and what is measured of them is written."""
 
 import csv
 import json
@@ -15,10 +15,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from lit_data.cli import main
-from lit_data.commands.benchmarks.options import read_options
-from lit_data.commands.benchmarks.synthesis import COLUMNS, WAYS, draw_chart, run_synthesis
-from lit_data.commands.benchmarks.synthesis_variants import (
+from benchmarks.__main__ import run as measure
+from benchmarks.synthesis import COLUMNS, WAYS, make_panel
+from benchmarks.synthesis_variants import (
     draw_in_turn,
     open_scene,
     place_alone,
@@ -26,22 +25,22 @@ from lit_data.commands.benchmarks.synthesis_variants import (
     to_unit,
     widen,
 )
-from lit_data.commands.configuration.compose import compose
+from lit_data.commands.benchmarks.table import draw_bars
 from lit_data.datasets.stripes.drawn import draw_everywhere, draw_in_windows
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectPlan, DefectSpec, render, sample_plan
+from tests.benchmarks.suites import build_suite, compose_suite, run_suite
 from tests.simulated.log import LOG
 from tests.synthesis.placing import GREY, scene
 
 TOY = [
     "+experiment=stripe",
-    "+benchmark=synthesis",
     "data.samples={count: 6, height_px: 128, width_px: 112}",
     "data.patch_px=64",
     "data.stride_px=64",
-    "benchmark.batch_sizes=[6]",
-    "benchmark.repeats=1",
-    "benchmark.device=cpu",
+    "suite.batch_size=6",
+    "suite.repeats=1",
+    "suite.device=cpu",
 ]
 CPU = torch.device("cpu")
 
@@ -51,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 def _compose(folder: Path, *words: str) -> DictConfig:
-    return compose("benchmark", [*TOY, *words, f"paths.run={folder}", f"paths.cache={folder}/cache"])
+    return compose_suite("synthesis", *TOY, *words, f"paths.run={folder}", f"paths.cache={folder}/cache")
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def run(tmp_path: Path) -> Run:
     """Runs the command; gives the metrics of summary.json without their stage, and the lines of the table."""
 
     def call(*words: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        assert main(["benchmark", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
+        assert measure(["synthesis", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
         (path,) = (tmp_path / "runs").rglob("summary.json")
         summary = json.loads(path.read_text())
         assert cv2.imread(str(path.with_name("benchmark.png"))).shape[1] > 500
@@ -168,8 +167,8 @@ def test_compiled_augmentation_is_measured_too(tmp_path: Path, monkeypatch: pyte
         return function
 
     monkeypatch.setattr(torch, "compile", compile_slowly)
-    cfg = _compose(tmp_path, "synthesis=gaussian", "benchmark.compile=true")
-    metrics = run_synthesis(cfg, read_options(cfg.benchmark))
+    cfg = _compose(tmp_path, "synthesis=gaussian", "suite.compile=true")
+    metrics = run_suite(cfg)
     assert len(compiled) == 1
     assert metrics["benchmark/finish_compiled_ms"] > 0
     assert "benchmark/finish_compiled_note" not in metrics
@@ -180,8 +179,8 @@ def test_what_cannot_be_compiled_is_noted(tmp_path: Path, monkeypatch: pytest.Mo
         raise RuntimeError("no compiler\nis here")
 
     monkeypatch.setattr(torch, "compile", fail)
-    cfg = _compose(tmp_path, "synthesis=gaussian", "benchmark.compile=true")
-    metrics = run_synthesis(cfg, read_options(cfg.benchmark))
+    cfg = _compose(tmp_path, "synthesis=gaussian", "suite.compile=true")
+    metrics = run_suite(cfg)
     assert metrics["benchmark/finish_compiled_note"] == "no compiler is here"
     assert "benchmark/finish_compiled_ms" not in metrics
     assert metrics["benchmark/finish_ms"] > 0
@@ -190,7 +189,7 @@ def test_what_cannot_be_compiled_is_noted(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_chart_has_a_bar_for_the_device_where_there_is_one(tmp_path: Path) -> None:
     line = {f"{way}_us": 10.0 for way in WAYS} | {"family": "spot"}
     for name, device_us in (("with", 1.0), ("without", math.nan)):
-        draw_chart([line | {"device_us": device_us}], tmp_path / f"{name}.png", "title")
+        draw_bars([make_panel([line | {"device_us": device_us}])], tmp_path / f"{name}.png", "title", "us")
     green = [(cv2.imread(str(tmp_path / f"{name}.png")) == (0x59, 0xC7, 0x34)).all(2) for name in ("with", "without")]
     assert [part.any() for part in green] == [True, False]
 
@@ -201,7 +200,7 @@ def test_a_chart_has_a_bar_for_the_device_where_there_is_one(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["synthesis=none"], r"^benchmark\.mode=synthesis draws data\.synthesis into stripes: set synthesis=library$"),
+        (["synthesis=none"], r"^suite=synthesis draws data\.synthesis into stripes: set synthesis=library$"),
         (["data.synthesis.probability=0"], r"^data\.synthesis draws no defects in 100 batches of 6: raise its "),
         (
             ["data.splits={train: 0, val: 0.5, test: 0.5}", "data.mask_splits=[]"],
@@ -212,13 +211,16 @@ def test_a_chart_has_a_bar_for_the_device_where_there_is_one(tmp_path: Path) -> 
 def test_what_draws_nothing_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
     cfg = _compose(tmp_path, *words)
     with pytest.raises(ConfigError, match=message):
-        run_synthesis(cfg, read_options(cfg.benchmark))
+        run_suite(cfg)
 
 
 def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
-    cfg = _compose(tmp_path, "+benchmark.compiled=true")
-    with pytest.raises(ConfigError, match=r"^unknown key 'benchmark\.compiled'\. Did you mean 'compile'\?$"):
-        read_options(cfg.benchmark)
+    cfg = _compose(tmp_path, "+suite.compiled=true")
+    with pytest.raises(
+        ConfigError,
+        match=r"^unknown key 'suite\.compiled': SynthesisSuite has no such argument\. Did you mean 'suite\.compile'\?$",
+    ):
+        build_suite(cfg)
 
 
 # on a device

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from rich.table import Table
+from typing_extensions import override
 
 from lit_data.callbacks import DataWaitMonitor
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import show_table, write_lines
-from lit_data.commands.session import build_datamodule, build_model, build_trainer
+from lit_data.checks import check_choice
+from lit_data.commands.benchmarks.headroom import train_steps
+from lit_data.commands.benchmarks.options import Suite, choose_device
+from lit_data.commands.benchmarks.table import OTHERS_COLOUR, OURS_COLOUR, Line, Panel, collect, draw_bars, report_lines
+from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datasets.detection.baselines import (
     MosaicRecipe,
@@ -58,12 +58,12 @@ class Feed:
         return self.datamodule.finish_batch(batch, "train")
 
 
-def open_feeds(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Feed]:
+def open_feeds(cfg: DictConfig, options: "MosaicSuite") -> dict[str, Feed]:
     """Batches of each way of lit_data.
 
     What is finished on the CPU comes in micro-batches: large ones do not fit into its caches.
     """
-    batch_size, micro = options.batch_sizes[0], min(options.micro_batch_sizes[0], options.batch_sizes[0])
+    batch_size, micro = options.batch_size, min(options.micro_batch_size, options.batch_size)
     sizes = {"worker": batch_size, "worker_finished": micro, "device": batch_size}
     return {
         way: open_feed(cfg, way.split("_")[0], options.repeats + 2, batch_size=size, micro_batch_size=micro)
@@ -120,7 +120,7 @@ def read_spec(cfg: DictConfig) -> MosaicSpec:
     """
     given = cfg.data.get("mosaic")
     if not given or "mosaic_on" not in cfg.data:
-        raise ConfigError("benchmark.mode=mosaic needs images with boxes and data.mosaic: add +benchmark=mosaic")
+        raise ConfigError("suite=mosaic needs images with boxes and data.mosaic: choose data=detection")
     if given.tiles != 4 or given.probability != 1:
         raise ConfigError(
             f"data.mosaic makes mosaics of {given.tiles} with probability {given.probability}: the original way makes "
@@ -146,7 +146,7 @@ def open_images(cfg: DictConfig, place: str, batches: int, loader: Mapping[str, 
     changed.data.loader.update({"drop_last": True, **loader})
     datamodule = build_datamodule(changed)
     if not isinstance(datamodule, DetectionDataModule):
-        raise ConfigError("benchmark.mode=mosaic needs a DetectionDataModule in data._target_")
+        raise ConfigError("suite=mosaic needs a DetectionDataModule in data._target_")
     datamodule.setup("fit")
     images = datamodule.files.splits["train"]
     if not images:
@@ -157,7 +157,7 @@ def open_images(cfg: DictConfig, place: str, batches: int, loader: Mapping[str, 
     return datamodule
 
 
-def time_finish(feed: Feed, options: BenchmarkOptions, device: torch.device) -> dict[str, float]:
+def time_finish(feed: Feed, options: "MosaicSuite", device: torch.device) -> dict[str, float]:
     """Milliseconds of a batch on its device, until its mosaics are drawn and augmented."""
     batch = finish_transfer(StagedBatch(next(feed.batches)), device)
     seconds = time_in_turn({"finish": lambda: feed.finish(batch)}, options.repeats, device)["finish"]
@@ -165,23 +165,12 @@ def time_finish(feed: Feed, options: BenchmarkOptions, device: torch.device) -> 
     return {"benchmark/finish_ms": 1e3 * seconds}
 
 
-def train_and_wait(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, float]:
+def train_and_wait(cfg: DictConfig, options: "MosaicSuite") -> dict[str, float]:
     """Train the model on mosaics that are drawn on its device: what each step takes, and what of it is waiting."""
     steps = options.steps + options.warmup_batches
-    datamodule = open_images(cfg, "device", steps + 1, {"batch_size": options.batch_sizes[0]})
+    datamodule = open_images(cfg, "device", steps + 1, {"batch_size": options.batch_size})
     monitor = DataWaitMonitor(plot=False)
-    trainer = build_trainer(
-        cfg,
-        callbacks=[monitor],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        max_epochs=-1,
-        max_steps=steps,
-    )
-    trainer.fit(build_model(cfg), datamodule=datamodule)
+    train_steps(cfg, monitor, steps=steps, datamodule=datamodule)
     found = monitor.summary()
     step_ms, wait = 1e3 * float(found["train/mean_step_s"]), float(found["data_wait_fraction"])
     log.info("training: %.1f ms a step, %.2f %% of it spent waiting for data", step_ms, 100 * wait)
@@ -206,28 +195,65 @@ LABELS: Final = {
     "device": "lit_data, left to the device: what is left for the core",
 }
 COLUMNS: Final = ("way", "us", "images_per_s", "ratio_to_original", "batch_size", "repeats")
+_HEADINGS: Final = {"way": "way", "us": "us per image", "images_per_s": "images/s", "ratio_to_original": "x original"}
 _CPU: Final = torch.device("cpu")
 
 
-def run_mosaic(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Compare the ways, and train if that is wanted; see `lit_data.commands.benchmark.run`."""
-    device = options.choose_device()
-    spec, on_device = read_spec(cfg), {}
-    feeds = open_feeds(cfg, options)
-    size_px, sizes = feeds["device"].datamodule.source.size_px, {way: feed.batch_size for way, feed in feeds.items()}
-    with one_thread():
-        times_s = time_in_turn(list_ways(feeds, spec), options.repeats, _CPU)
-    lines = make_lines(times_s, {way: sizes.get(way, options.batch_sizes[0]) for way in times_s}, options.repeats)
-    folder, side = Path(cfg.paths.run), "x".join(map(str, size_px))
-    title = f"{cfg.name}: mosaics of four, {side} px, in batches of {options.batch_sizes[0]}, on one core"
-    write_lines(lines, COLUMNS, folder / "benchmark.csv")
-    draw_chart(lines, folder / "benchmark.png", title)
-    _print_lines(lines, title)
-    log.info("table: %s, picture: %s", folder / "benchmark.csv", folder / "benchmark.png")
-    if options.train if options.train != "auto" else device.type == "cuda":
-        on_device = time_finish(feeds["device"], options, device) | train_and_wait(cfg, options)
-    measured = {f"benchmark/{line['way']}_{name}": line[name] for line in lines for name in COLUMNS[1:4]}
-    return measured | {"benchmark/batch_size": options.batch_sizes[0]} | on_device
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MosaicSuite(Suite):
+    """What mosaics of four cost a core: drawn by workers, left to the device, and as people make them.
+
+    A row for each way, all in memory and on one core: ``original`` as people do it, with colours and a flip;
+    ``original_files`` with decoding; ``worker``, drawn by workers, and ``worker_finished``, with what else the model
+    needs, a micro-batch at a time; ``device``, what is left for the core where the device draws. Medians of ``us``,
+    time of an image, ``images_per_s`` of a core, and ``ratio_to_original``.
+
+    Where mosaics are finished on a device, summary.json also holds ``finish_ms``, a planned batch until its mosaics are
+    drawn and augmented, ``train_samples_per_s``, ``train_step_ms`` and ``train_wait_fraction``, the share of a step
+    that waits for data.
+
+    Args:
+        batch_size: Samples of a batch.
+        micro_batch_size: Samples that are written, or finished on the CPU, at a time.
+        steps: Of the training.
+        warmup_batches: Steps before them.
+        train: Finish batches on the device and train, too; `auto` where that is a CUDA device.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    batch_size: int = 384
+    micro_batch_size: int = 32
+    repeats: int = 5
+    steps: int = 50
+    warmup_batches: int = 3
+    train: bool | str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        Suite.__post_init__(self)
+        check_choice("suite.train", self.train, (True, False, "auto"))
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        device = choose_device(self.device)
+        spec, on_device = read_spec(cfg), {}
+        feeds = open_feeds(cfg, self)
+        size_px, sizes = (
+            feeds["device"].datamodule.source.size_px,
+            {way: feed.batch_size for way, feed in feeds.items()},
+        )
+        with one_thread():
+            times_s = time_in_turn(list_ways(feeds, spec), self.repeats, _CPU)
+        lines = make_lines(times_s, {way: sizes.get(way, self.batch_size) for way in times_s}, self.repeats)
+        folder, side = Path(cfg.paths.run), "x".join(map(str, size_px))
+        title = f"{cfg.name}: mosaics of four, {side} px, in batches of {self.batch_size}, on one core"
+        report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS, labels=LABELS)
+        draw_bars([make_panel(lines)], folder / "benchmark.png", title, "us per image")
+        if self.train if self.train != "auto" else device.type == "cuda":
+            on_device = time_finish(feeds["device"], self, device) | train_and_wait(cfg, self)
+        return collect(lines, COLUMNS[:4]) | {"benchmark/batch_size": self.batch_size} | on_device
 
 
 def make_lines(times_s: Mapping[str, float], sizes: Mapping[str, int], repeats: int) -> list[dict[str, Any]]:
@@ -252,33 +278,10 @@ def make_lines(times_s: Mapping[str, float], sizes: Mapping[str, int], repeats: 
     ]
 
 
-def draw_chart(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Draw what an image takes, a bar for each way."""
-    figure = Figure(figsize=(9.5, 3.4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    names = [LABELS[line["way"]].replace(", ", ",\n", 1) for line in lines]
-    colours = ["#a0a4ab" if line["way"].startswith("original") else "#007aff" for line in lines]
-    bars = axis.barh(names, [line["us"] for line in lines], color=colours)
-    axis.bar_label(bars, [_format_number(line["us"]) for line in lines], padding=4, fontsize=9)
-    axis.set_xscale("log")
-    axis.margins(x=0.1)
-    axis.invert_yaxis()
-    axis.tick_params("y", labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("us per image (logarithmic)")
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path)
-
-
-def _print_lines(lines: Sequence[Mapping[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for heading in ("way", "us per image", "images/s", "x original"):
-        table.add_column(heading, justify="left" if heading == "way" else "right")
-    for line in lines:
-        table.add_row(LABELS[line["way"]], *(_format_number(line[name]) for name in COLUMNS[1:4]))
-    show_table(table)
-
-
-def _format_number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+def make_panel(lines: Sequence[Line]) -> Panel:
+    """What an image takes, a bar for each way."""
+    return Panel(
+        names=[LABELS[line["way"]].replace(", ", ",\n", 1) for line in lines],
+        bars={"": [line["us"] for line in lines]},
+        colours={"": [OTHERS_COLOUR if line["way"].startswith("original") else OURS_COLOUR for line in lines]},
+    )

@@ -20,15 +20,14 @@ import numpy as np
 import psutil
 import torch
 from omegaconf import DictConfig
-from rich.table import Table
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from benchmarks.reader_process import serve_reads
 from lit_data.callbacks.memory.host_memory import read_tree
 from lit_data.commands.benchmarks.headroom import time_training
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.reader_process import serve_reads
-from lit_data.commands.benchmarks.rows import format_number, show_table, write_lines
+from lit_data.commands.benchmarks.options import Suite
+from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules import StripeDataModule
 from lit_data.datasets import StripeDataset
@@ -182,7 +181,7 @@ class _TreeMemory(L.Callback):
         self.tree_bytes = memory.pss_bytes if memory else 0
 
 
-def measure_training(cfg: DictConfig, options: BenchmarkOptions, datamodule: StripeDataModule) -> dict[str, Pair]:
+def measure_training(cfg: DictConfig, options: "ClaimsSuite", datamodule: StripeDataModule) -> dict[str, Pair]:
     """Time of a sample, and memory at the end, in turn.
 
     The usual way decodes whole images in the workers of torch's DataLoader, as many as there are cores, and leaves
@@ -197,7 +196,9 @@ def measure_training(cfg: DictConfig, options: BenchmarkOptions, datamodule: Str
     for _ in range(options.repeats):
         for number, source in enumerate(sources):
             memory = _TreeMemory()
-            times_us[number].append(1e6 / time_training(cfg, options, memory, **source))
+            times_us[number].append(
+                1e6 / time_training(cfg, memory, steps=options.steps, warmup_steps=options.warmup_batches, **source)
+            )
             tree_bytes[number].append(memory.tree_bytes)
     return {
         "training_time": Pair("us a sample", *(median(times) for times in times_us)),
@@ -219,6 +220,8 @@ def _open_usual(datamodule: StripeDataModule) -> DataLoader[Any]:
 WORKERS: Final = 4
 COLUMNS: Final = ("claim", "circulates", "usual", "ours", "unit", "saved_fraction", "ratio")
 
+_HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[1:]}
+
 CIRCULATES: Final[Mapping[str, str]] = {
     "index": "a list of patches -> arithmetic: 98.3 % less memory",
     "sample": "crop first: 96 % less memory for a sample",
@@ -233,34 +236,37 @@ CIRCULATES: Final[Mapping[str, str]] = {
 """Each claim as people tell it."""
 
 
-def run_claims(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Measure each claim; see `lit_data.commands.benchmark.run`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimsSuite(Suite):
+    """Figures that circulate for this kind of tuning, measured on an experiment's stripes; less is better in all.
 
-    Raises:
-        ConfigError: The experiment has no stripes with spots, which the usual ways can draw.
+    A row for each: ``circulates``, as people tell it; ``usual``, ``ours``, ``unit``, what came out here;
+    ``saved_fraction`` and ``ratio``: 1 - ours / usual, and usual / ours.
+
+    Args:
+        steps: Of each training.
+        warmup_batches: Steps before them.
     """
-    datamodule = build_datamodule(cfg)
-    datamodule.setup("fit")
-    if not isinstance(datamodule, StripeDataModule) or not datamodule.baseline_datasets("train"):
-        raise ConfigError("benchmark.mode=claims needs stripes with plain spots: +experiment=stripe")
-    found: dict[str, Pair] = {}
-    found |= {"index": measure_index(datamodule), "sample": measure_sample(datamodule)}
-    found["workers"] = measure_shared(datamodule, workers=WORKERS)
-    for suffix in ("", "_shuffled"):
-        pairs = measure_reading(datamodule, options.repeats, shuffled=bool(suffix))
-        found |= {f"{name}{suffix}": pair for name, pair in pairs.items()}
-    found |= measure_training(cfg, options, datamodule)
-    lines = [_make_line(name, found[name]) for name in CIRCULATES]
-    path = Path(cfg.paths.run) / "benchmark.csv"
-    write_lines(lines, COLUMNS, path)
-    _print_lines(lines)
-    log.info("table: %s", path)
-    return {
-        f"benchmark/{line['claim']}_{name}": line[name]
-        for line in lines
-        for name in ("usual", "ours", "saved_fraction", "ratio")
-        if not math.isnan(line[name])
-    }
+
+    steps: int = 60
+    warmup_batches: int = 3
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        datamodule = build_datamodule(cfg)
+        datamodule.setup("fit")
+        if not isinstance(datamodule, StripeDataModule) or not datamodule.baseline_datasets("train"):
+            raise ConfigError("suite=claims needs stripes with plain spots: +experiment=stripe")
+        found: dict[str, Pair] = {}
+        found |= {"index": measure_index(datamodule), "sample": measure_sample(datamodule)}
+        found["workers"] = measure_shared(datamodule, workers=WORKERS)
+        for suffix in ("", "_shuffled"):
+            pairs = measure_reading(datamodule, self.repeats, shuffled=bool(suffix))
+            found |= {f"{name}{suffix}": pair for name, pair in pairs.items()}
+        found |= measure_training(cfg, self, datamodule)
+        lines = [_make_line(name, found[name]) for name in CIRCULATES]
+        report_lines(lines, COLUMNS, Path(cfg.paths.run), "what circulates, and what came out here", headings=_HEADINGS)
+        return collect(lines, ("claim", "usual", "ours", "saved_fraction", "ratio"))
 
 
 def _make_line(name: str, pair: Pair) -> dict[str, Any]:
@@ -273,14 +279,3 @@ def _make_line(name: str, pair: Pair) -> dict[str, Any]:
         "saved_fraction": 1 - pair.ours / pair.usual if pair.usual else math.nan,
         "ratio": pair.usual / pair.ours if pair.ours else math.nan,
     }
-
-
-def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
-    table = Table("circulates", title="what circulates, and what came out here", title_justify="left")
-    for name in ("usual", "ours", "unit", "saved", "ratio"):
-        table.add_column(name, justify="left" if name == "unit" else "right")
-    for line in lines:
-        numbers = [format_number(line[name]) for name in ("usual", "ours")]
-        saved = f"{100 * line['saved_fraction']:.1f} %"
-        table.add_row(line["circulates"], *numbers, line["unit"], saved, format_number(line["ratio"]))
-    show_table(table)

@@ -1,0 +1,113 @@
+"""Mode ``predict``: images of mixed sizes, one at a time as people predict them, and in batches with fewer bits."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from omegaconf import DictConfig
+from typing_extensions import override
+
+from benchmarks.predict_variants import NAMES, PredictVariant, find_weights, list_ways, write_images
+from lit_data.commands.benchmarks.options import Suite, choose_device
+from lit_data.commands.benchmarks.table import collect, report_lines
+from lit_data.commands.session import build_datamodule
+from lit_data.inference.export.quantise import Agreement, compare_values
+from lit_data.io.progress import track
+from lit_data.loading.device_timer import time_in_turn
+
+log = logging.getLogger(__name__)
+
+
+COLUMNS: Final = (
+    "way", "batch_size", "images_per_s", "ratio_to_original", "dice_to_fp32", "mean_difference", "max_difference",
+    "peak_mib", "note",
+)  # fmt: skip
+_HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
+_THRESHOLD: Final = 0.5
+_COMPARED: Final = 20  # images, which the original predicts again for each way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictSuite(Suite):
+    """Images of mixed sizes, one at a time as people predict them, and in batches with fewer bits.
+
+    A row for each way, from file to array: ``original`` one at a time in float32, ``batched`` tiles of all images in
+    batches, ``lanes`` several batches at a time, ``bf16`` in bfloat16 too; with `compile` ``compiled``,
+    ``compiled_bf16``, and with int8 convolutions ``static``, ``static_bf16``, for which images are filled up to whole
+    tiles. Columns: ``images_per_s``; ``ratio_to_original``; ``dice_to_fp32``, ``mean_difference``, ``max_difference``
+    of masks and probabilities to those of ``original``; ``peak_mib``, most memory of tensors while a batch is
+    predicted, for what is not compiled; ``note``, why a way was not measured. summary.json holds each way at its
+    fastest batch size, and ``best_way``.
+
+    Args:
+        batch_sizes: Sizes to try; what is compiled has the first one only.
+        images: How many, cut from validation samples.
+        tile_px: Size of the tiles.
+        steps: Of training before, without ``ckpt``.
+        compile: Measure the net compiled by torch.compile too, and with int8 convolutions; needs a C++ compiler.
+    """
+
+    batch_sizes: Sequence[int] = (1,)
+    images: int = 200
+    tile_px: int = 512
+    steps: int = 60
+    compile: bool = False
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        device = choose_device(self.device)
+        folder, datamodule = Path(cfg.paths.run), build_datamodule(cfg)
+        datamodule.setup("fit")
+        weights = find_weights(cfg, datamodule, self)
+        with TemporaryDirectory(dir=folder, prefix="images-") as temp:
+            paths = write_images(datamodule, Path(temp), self.images)
+            ways = list_ways(cfg, datamodule, weights, paths, self, device)
+            works = {way.name: partial(way.run, paths) for way in ways if not way.note}
+            times_s = time_in_turn(works, self.repeats, device)
+            lines = [_measure(way, ways[0], times_s.get(way.name, math.nan), paths) for way in ways]
+        for line in lines:
+            line["ratio_to_original"] = line["images_per_s"] / lines[0]["images_per_s"]
+        title = f"{cfg.name}: {len(paths)} images of mixed sizes, {torch.get_num_threads()} threads, {device}"
+        report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS, labels=NAMES)
+        return collect_metrics(lines) | {"benchmark/images": len(paths)}
+
+
+def collect_metrics(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The keys of summary.json: of each way its fastest line, and the fastest of all."""
+    measured = [line for line in lines if not line["note"]]
+    fastest: dict[str, Mapping[str, Any]] = {}
+    for line in sorted(measured, key=lambda line: float(line["images_per_s"])):
+        fastest[line["way"]] = line
+    ours = [line for line in measured if not line["way"].startswith("original")]
+    best = max(ours, key=lambda line: float(line["images_per_s"]))
+    return collect([*fastest.values()], COLUMNS[:-1]) | {
+        "benchmark/batch_size": best["batch_size"],
+        "benchmark/best_way": best["way"],
+        "benchmark/ratio_to_original": best["ratio_to_original"],
+    }
+
+
+def _measure(way: PredictVariant, original: PredictVariant, seconds: float, paths: Sequence[Path]) -> dict[str, Any]:
+    line = {"way": way.kind, "batch_size": way.batch_size, "note": way.note, "images_per_s": len(paths) / seconds}
+    if way.note:
+        return line | dict.fromkeys(("dice_to_fp32", "mean_difference", "max_difference", "peak_mib"), math.nan)
+    found = _compare(way, original, paths)
+    return line | {
+        "dice_to_fp32": found.dice,
+        "mean_difference": found.mean_difference,
+        "max_difference": found.max_difference,
+        "peak_mib": way.measure_peak_bytes(paths) / 2**20,
+    }
+
+
+def _compare(way: PredictVariant, original: PredictVariant, paths: Sequence[Path]) -> Agreement:
+    """Agreement with what the original way says, which is float32 of whole images."""
+    some = paths[:_COMPARED]
+    pairs = zip(original.predict(some), way.predict(some), strict=True)
+    return compare_values(track(pairs, f"comparing {way.name}", len(some)), threshold=_THRESHOLD)

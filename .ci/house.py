@@ -15,7 +15,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 34_000,
+    "code lines": 33_900,
     "files": 370,
     "files in circles": 0,
     "casts": 27,

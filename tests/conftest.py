@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.io.store.header import HEADER_NAME, IMAGE_RECORD, INDEX_NAME, PIXELS_NAME, StoreHeader
+from lit_data.io.store.arrays import ArrayWriter
+from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable
 
 LONGEST = ("test_all_configs", "test_cli", "test_notebooks", "test_ranks", "test_adaptive_ranks", "test_segmentation")
@@ -96,25 +96,12 @@ def _find_orphans() -> set[Path]:
 
 def _write_fake_store(folder: Path, table: SourceTable, count: int) -> None:
     images = np.zeros(count, IMAGE_RECORD)
-    images["offset"] = images["first_source"] = np.arange(count)
-    images["channels"] = images["height_px"] = images["width_px"] = 1
-    index = images.tobytes() + table.files.tobytes() + table.names.tobytes()
-    header = StoreHeader(
-        key="k",
-        dtype="uint8",
-        channels=1,
-        images=count,
-        sources=count,
-        pixels_bytes=count,
-        names_bytes=table.names.nbytes,
-        index_crc32=zlib.crc32(index),
-        decoder="fake",
-        on_bad="error",
-        notes={},
-        skipped=(),
-    )
-    for name, content in ((HEADER_NAME, header.encode()), (INDEX_NAME, index), (PIXELS_NAME, bytes(count))):
-        (folder / name).write_bytes(content)
+    images["first_source"] = np.arange(count)
+    images["height_px"] = images["width_px"] = 1
+    writer, pixels = ArrayWriter(folder), np.zeros(count, np.uint8)
+    for name, array in ((PIXELS, pixels), ("images", images), ("files", table.files), ("names", table.names)):
+        writer.add(name, array)
+    writer.finish(KIND, VERSION, "k", StoreFacts("uint8", 1, "fake", "error", {}, ()).as_meta())
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from lit_data.io import DecodedStore, ImageDecoder, ImageSource
 from lit_data.io.remote.connection_web import read_index
 from lit_data.io.remote.manifest import NAME, Manifest, MirroredFile
 from lit_data.io.remote.sums import parse_list
-from lit_data.io.store.header import HEADER_NAME, INDEX_NAME
+from lit_data.io.store.arrays import META_NAME
 from lit_data.io.volumes import index_volume, open_volume, wrap_array, write_npz
 from lit_data.tasks.writer import FINGERPRINT, JOURNAL, Entry, Journal
 from tests.commands.reports.folders import make_run
@@ -149,8 +149,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "manifest": _manifest,
     "journal": lambda folder: _journal(folder, JOURNAL),
     "fingerprint": lambda folder: _journal(folder, FINGERPRINT),
-    "store header": lambda folder: _store(folder, HEADER_NAME),
-    "store index": lambda folder: _store(folder, INDEX_NAME),
+    "store meta": lambda folder: _store(folder, META_NAME),
+    "store index": lambda folder: _store(folder, "files.npy"),
     "sparse npz": _sparse_npz,
     "run: summary.json": lambda folder: _run(folder, "summary.json"),
     "run: metrics.csv": lambda folder: _run(folder, "csv/metrics.csv"),

@@ -298,7 +298,7 @@ class CTSource(Source):
             pairs = ((kept.positions, fresh.positions), (kept.values, fresh.values), (kept.slices, fresh.slices))
             if not all(np.array_equal(one, other) for one, other in pairs):
                 damaged.append(f"{show_path(source.path)}: its index is not what the file gives")
-        return damaged
+        return damaged + (volumes.bank.find_damages() if isinstance(volumes.bank, SparseStore) else [])
 
     @override
     def _make_samples(self, folder: Path) -> Path:
@@ -333,8 +333,8 @@ class CTSource(Source):
     def _look(self, bank: VolumeBank, place: int, source: VolumeSource) -> tuple[Triple, bool]:
         """Shape of a volume, and whether it has labels."""
         if isinstance(bank, SparseStore):
-            header = bank.header(place)
-            return header.shape, header.labels_dtype is not None
+            stored = bank.stored(place)
+            return stored.facts.shape, "labels" in stored.folder.arrays
         if bank.counts is not None:
             volume = bank[place]
             return volume.shape, volume.labels is not None

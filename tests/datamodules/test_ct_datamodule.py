@@ -355,7 +355,7 @@ def test_a_cut_index_is_found_after_a_worker_died(tmp_path: Path) -> None:
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
     dataset: Any = data.dataset("train")
     dataset.check_sources()
-    path = data.volumes.bank.file(2)  # type: ignore[attr-defined]
+    path = data.volumes.bank.file(2) / "positions.npy"  # type: ignore[attr-defined]
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.truncate(1000)
@@ -382,7 +382,7 @@ def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
         ({"too_few": "drop"}, "too_few='drop' is unknown: choose one of error, skip"),
         ({"too_few": "skip", "precompute": "lazy"}, "too_few=skip needs precompute=true"),
         ({"sdf": -1}, "sdf=-1 is not allowed: the largest distance in mm, exact, or null"),
-        ({"precompute": "now"}, "precompute='now' is unknown: choose one of True, False, lazy"),
+        ({"precompute": "now"}, "precompute='now' is unknown: choose one of true, false, lazy"),
         ({"preload_share": 2}, "preload_share=2 is not allowed"),
         ({"processes": 0}, "processes=0 is not allowed"),
         ({"batch_format": ["coords", "boxes"]}, "unknown keys"),

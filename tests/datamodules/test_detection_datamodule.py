@@ -403,7 +403,7 @@ def test_sources_and_stores_are_checked(cache: str, tmp_path: Path) -> None:
     assert data.verify_sources() == []
     dataset = cast(DetectionDataset, data.dataset("train"))
     dataset.check_sources()
-    store = next((tmp_path / "stores").rglob("pixels.bin"))
+    store = next((tmp_path / "stores").rglob("pixels.npy"))
     store.chmod(0o644)
     with store.open("r+b") as file:
         file.truncate(100)

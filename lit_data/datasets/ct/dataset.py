@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.ct.points import PointRows, WindowRows
-from lit_data.io.volumes.sparse_file import read_sparse_header
 from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
 
@@ -105,8 +104,7 @@ class CTDataset:
             StoreCorruptError: One was.
         """
         if isinstance(self.rows.bank, SparseStore):
-            for number in range(len(self.rows.bank)):
-                read_sparse_header(self.rows.bank.file(number))
+            self.rows.bank.check_size()
 
     def _rows(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and dtype of what `write_into` fills for a sample."""

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, StoreError
-from lit_data.files import replacing
 from lit_data.io.progress import track
-from lit_data.io.temp import sweep
+from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, is_there, publish
+from lit_data.io.temp import sweep, temp_folder
 from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.sparse import SparseVolume
 
@@ -122,8 +122,8 @@ FORMAT_VERSION = 1  # raise it with every change of a distance
 class PointDistances:
     """`distances[i]` are those of volume i of a bank; what is not in the folder is measured and put there.
 
-    A file is named by what the distances depend on, so it is never out of date, and is renamed when it is complete, so
-    several processes may measure the same volume.
+    A folder is named by what the distances depend on, so it is never out of date, and is renamed when it is complete,
+    so several processes may measure the same volume.
 
     Args:
         bank: The volumes.
@@ -159,15 +159,19 @@ class PointDistances:
                 self[number]
 
     def _open(self, volume: SparseVolume, folder: Path) -> Distances:
-        path = folder / f"{self._identify(volume)}.npy"
-        if not path.exists():
+        key = self._identify(volume)
+        path = folder / key
+        if not is_there(path):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                with replacing(path, sync=False) as file:
-                    np.save(file, self._measure(volume))
+                with temp_folder(folder) as temp:
+                    writer = ArrayWriter(temp)
+                    writer.add("distances", self._measure(volume))
+                    writer.finish("distances", FORMAT_VERSION, key, {})
+                    publish(temp, path)
             except OSError as error:
                 raise StoreError(f"cannot keep distances in {folder} ({error}); set data.cache_dir") from error
-        distances: Distances = np.load(path, mmap_mode="r", allow_pickle=False)
+        distances: Distances = ArrayFolder(path, "distances", FORMAT_VERSION).map("distances", np.float32)
         if len(distances) != len(volume):
             raise StoreError(f"{path} holds {len(distances)} distances of {len(volume)} voxels; remove it")
         return distances

@@ -15,7 +15,6 @@ from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
-from lit_data.io.store.header import PIXELS_NAME, map_file
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Batch
 
@@ -142,10 +141,10 @@ def upload(pixels: Tensor, device: torch.device) -> Tensor:
 def _map_pixels(store: DecodedStore) -> Tensor:
     """All pixels of a store: [N], a view of its file that must not be written to."""
     # CUDA has few kernels for uint16; the bits are moved as int16.
-    dtype = torch.int16 if store.dtype.name == "uint16" else getattr(torch, store.dtype.name)
+    pixels = store.pixels.view(np.int16) if store.dtype.name == "uint16" else store.pixels
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        return torch.frombuffer(map_file(store.path / PIXELS_NAME, store.nbytes), dtype=dtype)
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(pixels)
 
 
 def _mirror(starts: Tensor, length_px: int, limits_px: Tensor) -> Tensor:

@@ -183,13 +183,13 @@ def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> Source
 
 
 def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
-    name = _STORE_DTYPES.get(dtype.name)
+    name = STORE_DTYPES.get(dtype.name)
     if name is None:
         raise DataError(f"{_show(source)}: a store has no room for {dtype}; set as_float=True to cast it to float32")
     return np.dtype(name)
 
 
-_STORE_DTYPES = {"bool": "uint8", "int8": "int16"} | {name: name for name in ("uint8", "uint16", "int16", "float32")}
+STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} | {"bool": "uint8", "int8": "int16"}
 
 
 def _cast(array: Array, dtype: "np.dtype[Any]") -> Array:

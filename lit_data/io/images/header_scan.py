@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.images.consistency import check_set
-from lit_data.io.images.decoders import Decoder, ImageSource, SourceHeader
+from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource, SourceHeader
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.store.header import DTYPES
 from lit_data.types import Array
+
+DTYPES: Final = tuple(dict.fromkeys(STORE_DTYPES.values()))
+"""Of a store."""
 
 
 def find_faults(sources: Sequence[ImageSource], decoder: Decoder, *, workers: int = 2) -> Problems:

@@ -1,8 +1,6 @@
 """Building a decoded store: every source decoded once, strictly, into files that appear all at once or not at all."""
 
-import errno
 import logging
-import os
 import shutil
 import zlib
 from collections import Counter
@@ -15,22 +13,14 @@ import numpy as np
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, StoreStaleError, show_path
-from lit_data.files import sync_folder
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.store.header import (
-    HEADER_NAME,
-    IMAGE_RECORD,
-    INDEX_NAME,
-    MAX_HEADER_BYTES,
-    PIXELS_NAME,
-    StoreHeader,
-    is_there,
-)
+from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, is_there, publish
+from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable, list_sources
 from lit_data.io.store.store_retention import Wanted, describe_stale, prune
-from lit_data.io.store.writer import explain_errors, keep_private, new_file, no_space, reserve, write_all
+from lit_data.io.store.writer import explain_errors, keep_private, no_space
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
 
@@ -59,32 +49,29 @@ class DecodedImage:
 
 
 class PixelWriter:
-    """Appends decoded images to a pixel file.
+    """Appends decoded images to the array of all pixels.
 
     Args:
-        fd: Open for writing, at the start of the file.
+        stream: The array.
         sources: Files of all images that may come, in order.
 
     Attributes:
         notes: How many images each remark was made about.
-        size_bytes: Bytes written.
     """
 
-    def __init__(self, fd: int, sources: SourceTable) -> None:
+    def __init__(self, stream: ArrayStream, sources: SourceTable) -> None:
         self.notes: Counter[str] = Counter()
-        self.size_bytes = 0
-        self._fd = fd
+        self._stream = stream
         self._sources = sources
         self._images = np.zeros(len(sources.firsts), IMAGE_RECORD)
         self._crcs = sources.files["crc32"].copy()
 
     def append(self, number: int, image: DecodedImage) -> None:
         """Write one image; numbers must rise from call to call."""
-        write_all(self._fd, image.pixels.data)
-        self._images[number] = (self.size_bytes, 0, *image.pixels.shape, image.crc32)
+        self._stream.append(image.pixels)
+        self._images[number] = (0, *image.pixels.shape[1:], image.crc32)
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
-        self.size_bytes += image.pixels.nbytes
         for note in image.notes:
             self.notes[note if note in self.notes or len(self.notes) < MAX_NOTES else "other remarks"] += 1
 
@@ -92,7 +79,7 @@ class PixelWriter:
         """Return the records of the images that were written, and their files."""
         files = self._sources.files.copy()
         files["crc32"] = self._crcs
-        written = np.flatnonzero(self._images["channels"])
+        written = np.flatnonzero(self._images["height_px"])
         table = SourceTable(self._sources.names, files, self._sources.firsts).take(written)
         images = self._images[written]
         images["first_source"] = table.firsts
@@ -189,7 +176,7 @@ def build_store(sources: Sequence[ImageSource], folder: Path, decoder: Decoder, 
                 _check_space(folder, needed_bytes, len(survey.images))
                 with temp_folder(folder) as temp:
                     _write_store(temp, sources, decoder, wanted, survey, options)
-                    _publish(temp, target)
+                    publish(temp, target)
                 prune(folder, target, wanted)
     return target
 
@@ -208,7 +195,7 @@ def _tell_stale(folder: Path, wanted: Wanted, rebuild: bool) -> None:
 
 def _measure_store(survey: Survey, sources: SourceTable) -> int:
     index_bytes = len(survey.images) * IMAGE_RECORD.itemsize + sources.files.nbytes + sources.names.nbytes
-    return survey.pixels_bytes + index_bytes + MAX_HEADER_BYTES // 16
+    return survey.pixels_bytes + index_bytes + MAX_META_BYTES // 16
 
 
 def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
@@ -228,9 +215,9 @@ def _write_store(
     options: BuildOptions,
 ) -> None:
     bad = list(survey.skipped)
-    with new_file(temp / PIXELS_NAME) as fd:
-        reserve(fd, survey.pixels_bytes)
-        writer = PixelWriter(fd, wanted.sources.take(survey.images))
+    folder, dtype = ArrayWriter(temp), np.dtype(survey.dtype)
+    with folder.stream(PIXELS, dtype, survey.pixels_bytes // dtype.itemsize, checksum=False) as stream:
+        writer = PixelWriter(stream, wanted.sources.take(survey.images))
         decoded = decode_images(decoder, sources, survey, options.workers)
         with closing(track(decoded, "decoding", len(survey.images), enabled=options.progress)) as images:
             for number, image in enumerate(images):
@@ -239,43 +226,13 @@ def _write_store(
                 elif not bad or options.on_bad == "skip":
                     writer.append(number, image)
         raise_bad(bad, len(sources), options.on_bad)
-        os.ftruncate(fd, writer.size_bytes)
-    _write_tables(temp, writer, wanted, survey, bad)
-    keep_private(temp, (path for number in survey.images for path in sources[number].paths))
-
-
-def _write_tables(
-    temp: Path, writer: PixelWriter, wanted: Wanted, survey: Survey, skipped: list[tuple[str, str]]
-) -> None:
-    images, table = writer.finish()
-    index = b"".join((images.tobytes(), table.files.tobytes(), table.names.tobytes()))
-    header = StoreHeader(
-        key=wanted.key,
-        dtype=survey.dtype,
-        channels=survey.channels,
-        images=len(images),
-        sources=len(table.files),
-        pixels_bytes=writer.size_bytes,
-        names_bytes=table.names.nbytes,
-        index_crc32=zlib.crc32(index),
-        decoder=wanted.decoder,
-        on_bad=wanted.on_bad,
-        notes=dict(writer.notes),
-        skipped=tuple(skipped),
-    ).encode()
-    if len(header) > MAX_HEADER_BYTES:
-        raise DataError(f"{len(skipped)} bad images are too many to skip; the first: {skipped[0][1]}")
-    for name, content in ((INDEX_NAME, index), (HEADER_NAME, header)):
-        with new_file(temp / name) as fd:
-            write_all(fd, memoryview(content))
-
-
-def _publish(temp: Path, target: Path) -> None:
-    sync_folder(temp)
+    records, table = writer.finish()
+    for name, array in (("images", records), ("files", table.files), ("names", table.names)):
+        folder.add(name, array)
+    notes, skipped = dict(writer.notes), tuple(bad)
+    facts = StoreFacts(survey.dtype, survey.channels, wanted.decoder, wanted.on_bad, notes, skipped)
     try:
-        temp.rename(target)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-        log.info("%s: another process published this store first; it is used", show_path(target))
-    sync_folder(target.parent)
+        folder.finish(KIND, VERSION, wanted.key, facts.as_meta())
+    except ValueError as error:
+        raise DataError(f"{len(bad)} bad images are too many to skip; the first: {bad[0][1]}") from error
+    keep_private(temp, (path for number in survey.images for path in sources[number].paths))

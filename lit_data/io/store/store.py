@@ -17,7 +17,7 @@ from lit_data.io.images.header_scan import OnBad
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
 from lit_data.io.store.build import BuildOptions, build_store
-from lit_data.io.store.header import PIXELS_NAME, corrupt, map_file, read_header, read_index
+from lit_data.io.store.index import PIXELS, StoreIndex
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class DecodedStore:
     rebuild makes new ones, and a process that has the old ones open reads on. A store pickles as its path alone, and
     many threads may read it at once.
 
-    On disk it is a folder of three files: ``pixels.bin`` (planar [C, H, W] little-endian pixels, image after image),
-    ``index.bin`` (see ``store_index``) and ``header.json`` (see ``store_header``).
+    On disk it is a folder of arrays (see ``arrays``): ``pixels``, ``images`` (see ``index``), ``files`` and ``names``
+    (see ``sources``).
 
     Attributes:
         path: The folder of this store.
@@ -43,6 +43,7 @@ class DecodedStore:
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
+        pixels: [N], the values of all images, planar [C, H, W], image after image.
         nbytes: Bytes of all pixels.
         notes: How many images the decoder had each remark about.
         skipped: (first path, what is wrong) of each source that was left out.
@@ -50,27 +51,27 @@ class DecodedStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        header = read_header(self.path)
-        images, self._sources = read_index(self.path, header)
-        self.key, self.channels, self.dtype = header.key, header.channels, header.item_dtype
-        self.nbytes, self.notes, self.skipped = header.pixels_bytes, header.notes, header.skipped
+        self._folder, facts, images, self._sources, offsets = StoreIndex.open(self.path)
+        self.key, self.channels, self.dtype = self._folder.key, facts.channels, facts.item_dtype
+        self.notes, self.skipped = facts.notes, facts.skipped
         self.heights_px = images["height_px"].astype(np.int64)
         self.widths_px = images["width_px"].astype(np.int64)
         self._crcs = images["crc32"]
-        self._offsets = images["offset"]
-        self._map = map_file(self.path / PIXELS_NAME, header.pixels_bytes)
+        self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
+        self.nbytes = self.pixels.nbytes
+        self._offsets = offsets.astype(np.int64)
         self._equal = self._view_equal_sizes()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a store and check header, index and file sizes against each other.
+        """Open a store and check what it says of itself.
 
         Args:
             path: The folder of one store.
 
         Raises:
             StoreError: There is no store, or it cannot be read.
-            StoreCorruptError: The files are not what the header says.
+            StoreCorruptError: A file is not what was written.
         """
         return cls(path)
 
@@ -125,8 +126,13 @@ class DecodedStore:
         if self._equal is not None:
             view: Array = self._equal[operator.index(index)]
             return view
-        shape = (self.channels, self.heights_px.item(index), self.widths_px.item(index))
-        return np.ndarray(shape, self.dtype, self._map, self._offsets.item(index))
+        height_px, width_px, begin = (
+            self.heights_px.item(index),
+            self.widths_px.item(index),
+            self._offsets.item(index),
+        )
+        values = self.pixels[begin : begin + self.channels * height_px * width_px]
+        return values.reshape(self.channels, height_px, width_px)
 
     def __repr__(self) -> str:
         size = decimal(self.nbytes)
@@ -140,20 +146,15 @@ class DecodedStore:
         return self._sources.name(self._sources.rows(range(len(self))[index]).start)
 
     def check_size(self) -> None:
-        """Compare the length of the mapped file with the header; cheap.
-
-        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be caught, so whoever
-        sees a worker die that way asks here first.
+        """See `ArrayFolder.check_size`.
 
         Raises:
-            StoreCorruptError: The file is not as long as it should be.
+            StoreCorruptError: A file is not as long as it should be.
         """
-        found_bytes = self._map.size()
-        if found_bytes != self.nbytes:
-            raise corrupt(self.path / PIXELS_NAME, f"expected {self.nbytes} bytes, found {found_bytes}")
+        self._folder.check_size()
 
     def verify(self, *, progress: bool = True) -> list[str]:
-        """Read every pixel and every source file again and compare them with their checksums.
+        """Read every byte and every source file again and compare them with their checksums.
 
         Args:
             progress: Show a bar if it takes long.
@@ -165,9 +166,10 @@ class DecodedStore:
             StoreCorruptError: The pixel file is not as long as it should be.
         """
         self.check_size()
+        arrays = self._folder.find_damages()
         images = track(self._find_bad_images(), "checking images", len(self), enabled=progress)
         files = track(self._find_bad_files(), "checking sources", len(self._sources.files), enabled=progress)
-        return [line for line in (*images, *files) if line]
+        return [line for line in (*arrays, *images, *files) if line]
 
     def _find_bad_images(self) -> Iterator[str]:
         for image, expected in enumerate(self._crcs.tolist()):
@@ -190,7 +192,7 @@ class DecodedStore:
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
         if (self.heights_px != height_px).any() or (self.widths_px != width_px).any():
             return None
-        return np.ndarray((len(self), self.channels, height_px, width_px), self.dtype, self._map)
+        return self.pixels.reshape(len(self), self.channels, height_px, width_px)
 
 
 def _checksum(path: str) -> int:

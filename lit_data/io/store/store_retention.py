@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_data.errors import StoreError, show_path
-from lit_data.io.store.header import VERSION, is_there, read_header, read_index
+from lit_data.io.store.arrays import is_there
+from lit_data.io.store.index import VERSION, StoreIndex
 from lit_data.io.store.sources import SourceTable, describe_change
 from lit_data.io.temp import remove_folder
 
@@ -77,15 +78,14 @@ def _list_stores(folder: Path) -> list[Path]:
 def _describe_difference(path: Path, wanted: Wanted) -> str:
     """What changed since a store was built; "" if it holds other files altogether."""
     try:
-        header = read_header(path)
-        _, sources = read_index(path, header)
+        _, facts, _, sources, _ = StoreIndex.open(path)
     except StoreError:
         return "the store there cannot be read by this version"
-    files = describe_change(sources, wanted.sources, [name for name, _ in header.skipped])
+    files = describe_change(sources, wanted.sources, [name for name, _ in facts.skipped])
     if files is None:
         return ""
-    on_bad = f"on_bad {header.on_bad!r} -> {wanted.on_bad!r}" if header.on_bad != wanted.on_bad else ""
-    options = _describe_options(header.decoder, wanted.decoder)
+    on_bad = f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}" if facts.on_bad != wanted.on_bad else ""
+    options = _describe_options(facts.decoder, wanted.decoder)
     return "; ".join(filter(None, [files, on_bad, *options])) or "a file that was skipped"
 
 

@@ -16,12 +16,12 @@ from lit_data.io.store.writer import explain_errors
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.mapped import MappedFiles
-from lit_data.io.volumes.preload import check_headers, index_all, index_source, warm_files
+from lit_data.io.volumes.preload import check_headers, index_all, index_source, warm_folders
 from lit_data.io.volumes.reading import open_volume
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import find_file, make_folder
-from lit_data.io.volumes.sparse_file import read_sparse_header
+from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.io.volumes.sparse_writer import write_volume
 
@@ -178,14 +178,14 @@ def open_bank(
             sources, folder, options=options, processes=processes, on_bad=on_bad, progress=progress
         )
         if preload is True or (preload == "auto" and _fits(store, preload_bytes)):
-            warm_files([store.file(index) for index in range(len(store))], progress=progress)
+            warm_folders([store.file(index) for index in range(len(store))], progress=progress)
         return CachedBank(store) if cache_data else store
     good, skipped = check_headers(sources, options, on_bad, progress=progress)
     if precompute is False and (preload is True or (preload == "auto" and _may_fit(good, preload_bytes))):
         return MemoryBank(index_all(good, options, progress=progress), [source.path for source in good], skipped)
     bank = DirectBank(good, options, skipped) if precompute is False else LazyBank(good, folder, options, skipped)
     if isinstance(bank, LazyBank) and preload is True:
-        warm_files([bank.file(index) for index in range(len(bank))], progress=progress)
+        warm_folders([bank.file(index) for index in range(len(bank))], progress=progress)
     return CachedBank(bank) if cache_data else bank
 
 
@@ -257,7 +257,7 @@ class LazyBank(DirectBank):
         files = [find_file(source, self._folder, self._options) for source in self._sources]
         if not all(file.exists() for file in files):
             return None
-        return np.array([read_sparse_header(file).points for file in files], np.int64)
+        return np.array([StoredVolume(file).points for file in files], np.int64)
 
     def __getitem__(self, index: int) -> SparseVolume:
         """Map one volume, indexing it first where it has no file yet.
@@ -288,7 +288,7 @@ class LazyBank(DirectBank):
             StoreCorruptError: a file is not as long as its header says.
         """
         for file in self._files.values():
-            read_sparse_header(file)
+            StoredVolume(file)  # which checks it
 
 
 def _fits(store: SparseStore, limit_bytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""Mapped files of sparse volumes, a bounded number of them open."""
+"""Sparse volumes that are mapped, a bounded number of them."""
 
 import threading
 from collections import OrderedDict
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Final
 
 from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_file import map_sparse_file
+from lit_data.io.volumes.sparse_file import StoredVolume
 
-MAX_OPEN: Final = 256
-"""Files that stay mapped; each holds a descriptor, of which a process has about a thousand."""
+MAX_OPEN: Final = 64
+"""Volumes that stay mapped; each holds up to seven descriptors, of which a process has about a thousand."""
 
 
 class MappedFiles:
-    """Keeps the files that were mapped last; threads may share it, and a pickled copy starts empty."""
+    """Keeps the volumes that were mapped last; threads may share it, and a pickled copy starts empty."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, SparseVolume] = OrderedDict()
@@ -23,7 +23,7 @@ class MappedFiles:
         return type(self), ()
 
     def open(self, path: Path) -> SparseVolume:
-        """Map a file, or give the map that there is.
+        """Map a volume, or give the map that there is.
 
         Raises:
             StoreError: it cannot be opened.
@@ -33,7 +33,7 @@ class MappedFiles:
             if path in self._open:
                 self._open.move_to_end(path)
                 return self._open[path]
-            volume = self._open[path] = map_sparse_file(path)
+            volume = self._open[path] = StoredVolume(path).map()
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
             return volume

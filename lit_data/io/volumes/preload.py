@@ -44,8 +44,8 @@ def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
                 labels.close()
 
 
-def warm_files(paths: Sequence[Path], *, progress: bool) -> None:
-    """Read files once, so that they are in the page cache that all processes share."""
+def warm_folders(paths: Sequence[Path], *, progress: bool) -> None:
+    """Read the files of folders once, so that they are in the page cache that all processes share."""
     started_s = time.monotonic()
     size_bytes = sum(track(map(_read_through, paths), "preloading", len(paths), enabled=progress))
     _tell(len(paths), size_bytes, "the page cache", started_s, enabled=progress)
@@ -96,12 +96,13 @@ def _find_fault(source: VolumeSource, options: IndexOptions) -> str | None:
     return None
 
 
-def _read_through(path: Path) -> int:
-    """Bytes of a file, all read."""
+def _read_through(folder: Path) -> int:
+    """Bytes of the files of a folder, all read."""
     size_bytes = 0
-    with path.open("rb", buffering=0) as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            size_bytes += len(chunk)
+    for path in folder.iterdir():
+        with path.open("rb", buffering=0) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                size_bytes += len(chunk)
     return size_bytes
 
 

@@ -14,11 +14,11 @@ from lit_data.errors import ConfigError, DataError, Problems, StoreError, show_p
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.writer import explain_errors
-from lit_data.io.temp import build_lock, sweep
+from lit_data.io.temp import build_lock, remove_folder, sweep
 from lit_data.io.volumes.build_worker import open_pool
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
-from lit_data.io.volumes.sparse_file import read_sparse_header
+from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.io.volumes.sparse_writer import SUFFIX, make_key, write_volume
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,8 @@ def build_files(plan: BuildPlan) -> tuple[list[Path], Bad]:
             plan.folder.mkdir(parents=True, exist_ok=True)
             with build_lock(plan.folder, wait_s=plan.wait_s, is_done=lambda: _are_there(targets)):
                 sweep(plan.folder)
+                if older := sum(path.is_file() for path in plan.folder.glob(f"*{SUFFIX}")):
+                    log.warning("%s: %d volumes of an older layout are indexed anew", show_path(plan.folder), older)
                 try:
                     bad = _write_missing(plan, targets)
                 finally:
@@ -138,14 +140,16 @@ def _write_missing(plan: BuildPlan, targets: Sequence[Path]) -> dict[int, str]:
 
 
 def _remove_stale(plan: BuildPlan, targets: Sequence[Path]) -> None:
-    """Remove files of sources that changed since; whoever has them mapped reads on."""
+    """Remove what is of sources that changed since, or of an older layout; whoever has it mapped reads on."""
     current, known = set(targets), {(source.name, source.path) for source in plan.sources}
     for path in plan.folder.glob(f"*{SUFFIX}"):
-        if path not in current:
+        if path.is_file():  # of an older layout, which had one for each volume
+            path.unlink()
+        elif path not in current:
             with suppress(StoreError, OSError):
-                header = read_sparse_header(path)
-                if (header.name, header.path) in known:
-                    path.unlink()
+                facts = StoredVolume(path).facts
+                if (facts.name, facts.path) in known:
+                    remove_folder(path)
                     log.info("%s: its volume changed; removed", show_path(path))
 
 

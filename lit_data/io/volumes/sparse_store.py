@@ -19,7 +19,7 @@ from lit_data.io.volumes.mapped import MappedFiles
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import BuildPlan, build_files, make_folder
-from lit_data.io.volumes.sparse_file import SparseHeader, read_sparse_header
+from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.io.volumes.sparse_writer import SUFFIX
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class StoreReport:
 class SparseStore:
     """Sparse volumes by number, as read-only views of memory maps. Make one with ``build`` or ``open``.
 
-    On disk it is a folder with one file per volume (see ``sparse_file``), named by the volume's key. Files are
+    On disk it is a folder with one of arrays per volume (see ``sparse_file``), named by its key. They are
     published whole and never changed; a build that was killed goes on where it was. A store pickles as its paths alone.
 
     Attributes:
@@ -70,8 +70,8 @@ class SparseStore:
         self._paths = [Path(path) for path in paths]
         self.path = self._paths[0].parent
         self.skipped = skipped
-        self._headers: list[SparseHeader] = [read_sparse_header(path) for path in self._paths]
-        self.counts: NDArray[np.int64] = np.array([header.points for header in self._headers], np.int64)
+        self._volumes = [StoredVolume(path) for path in self._paths]
+        self.counts: NDArray[np.int64] = np.array([volume.points for volume in self._volumes], np.int64)
         self._open = MappedFiles()
 
     @classmethod
@@ -87,8 +87,10 @@ class SparseStore:
         """
         paths = sorted(Path(path).glob(f"*{SUFFIX}"))
         if not paths:
-            raise StoreError(f"no sparse store at {show_path(path)}; run `python -m lit_data prepare` to make it")
-        names = {file: read_sparse_header(file).name for file in paths}
+            raise StoreError(
+                f"no store of sparse volumes at {show_path(path)}; run `python -m lit_data prepare` to make it"
+            )
+        names = {file: StoredVolume(file).facts.name for file in paths}
         return cls(sorted(paths, key=lambda file: (names[file], file.name)))
 
     @classmethod
@@ -151,27 +153,28 @@ class SparseStore:
 
     def name(self, index: int) -> str:
         """Path of the source of one volume."""
-        return self._headers[index].path
+        return self._volumes[index].facts.path
 
-    def header(self, index: int) -> SparseHeader:
+    def stored(self, index: int) -> StoredVolume:
         """What is known of one volume without its voxels: shape, spacing, points."""
-        return self._headers[index]
+        return self._volumes[index]
 
     def file(self, index: int) -> Path:
-        """The file of one volume."""
+        """The folder of one volume."""
         return self._paths[index]
 
     def check_size(self) -> None:
-        """Hold the length of every file against its header; cheap.
-
-        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be caught, so whoever
-        sees a worker die that way asks here first.
+        """See `ArrayFolder.check_size`.
 
         Raises:
-            StoreCorruptError: a file is not as long as its header says.
+            StoreCorruptError: a file is not as long as it should be.
         """
-        for path in self._paths:
-            read_sparse_header(path)
+        for volume in self._volumes:
+            volume.folder.check_size()
+
+    def find_damages(self) -> list[str]:
+        """Read every byte of all arrays again; a line for each that is not what was written."""
+        return [line for volume in self._volumes for line in volume.folder.find_damages() if line]
 
     def report(self) -> StoreReport:
         """Sizes, points and refused volumes."""
@@ -179,6 +182,6 @@ class SparseStore:
             volumes=len(self),
             refused=len(self.skipped),
             points=int(self.counts.sum()),
-            dense_bytes=sum(header.dense_bytes for header in self._headers),
-            sparse_bytes=sum(header.nbytes for header in self._headers),
+            dense_bytes=sum(volume.dense_bytes for volume in self._volumes),
+            sparse_bytes=sum(volume.nbytes for volume in self._volumes),
         )

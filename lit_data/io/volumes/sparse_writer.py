@@ -1,23 +1,25 @@
-"""From one source to one file of the store, in memory that does not grow with the volume."""
+"""From one source to one folder of the store, in memory that does not grow with the volume."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 
-from lit_data.files import sync_folder
 from lit_data.io.images.decoders import ImageSource
+from lit_data.io.store.arrays import ArrayWriter, publish
 from lit_data.io.store.sources import list_sources
-from lit_data.io.store.writer import explain_errors, keep_private, new_file, reserve, write_all
+from lit_data.io.store.writer import explain_errors, keep_private, write_all
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions, bring_to, is_whole, scan_slabs
 from lit_data.io.volumes.occupied import LabelCollector, value_dtype
 from lit_data.io.volumes.reading import open_labels, open_volume
 from lit_data.io.volumes.sources import VolumeSource
-from lit_data.io.volumes.sparse_file import VERSION, SparseHeader, pad
+from lit_data.io.volumes.sparse import index_dtype
+from lit_data.io.volumes.sparse_file import KIND, VERSION, SparseFacts
 from lit_data.io.volumes.volume import Volume
 from lit_data.types import Array
 
@@ -32,16 +34,16 @@ def make_key(source: VolumeSource, options: IndexOptions) -> str:
 
 
 def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:
-    """Index a volume and publish its file; killed at any point, it leaves nothing under that name.
+    """Index a volume and publish its folder; killed at any point, it leaves nothing under that name.
 
     Args:
         source: The dense volume.
-        target: Of the file, in an existing folder; its stem is the volume's key.
+        target: The folder, inside an existing one; its stem is the volume's key.
         options: Which voxels are occupied.
 
     Raises:
         DataError: the volume or its labels are bad.
-        StoreError: or one of its kinds: the file cannot be written.
+        StoreError: or one of its kinds: the folder cannot be written.
     """
     with explain_errors(target.parent, 0), temp_folder(target.parent) as temp, ExitStack() as stack:
         volume = stack.enter_context(open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill))
@@ -49,83 +51,11 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
         if labels is not None:
             stack.enter_context(labels)
         volume, labels = bring_to(options.resolution, volume, labels, options.low_hu)
-        parts = _Parts(volume, labels, options, lambda name: Spool(stack.enter_context((temp / name).open("x+b"))))
-        header = parts.make_header(source, target.stem, volume, options)
-        with explain_errors(target.parent, parts.nbytes):
-            with new_file(temp / "volume") as fd:
-                reserve(fd, header.nbytes)
-                for chunk in parts.assemble(header):
-                    write_all(fd, memoryview(chunk))
-            keep_private(temp / "volume", source.all_files)
-            (temp / "volume").replace(target)
-            sync_folder(target.parent)
-
-
-class Spool:
-    """Arrays one behind the other in a file, so that they need no memory."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self.nbytes = 0
-
-    def append(self, array: Array) -> tuple[int, int]:
-        """Write an array; returns where it begins, and where it ends, in bytes."""
-        write_all(self._stream.fileno(), np.ascontiguousarray(array).data.cast("B"))
-        self.nbytes += array.nbytes
-        return self.nbytes - array.nbytes, self.nbytes
-
-    def read(self, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """A stretch in pieces of ``COPY_BYTES``."""
-        stop = self.nbytes if end is None else end
-        for start in range(begin, stop, COPY_BYTES):
-            yield os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start)
-
-
-class _Parts:
-    """The arrays of one volume on their way into its file: the volume is read once, its occupied voxels put away.
-
-    Args:
-        volume: At the resolution that is wanted.
-        labels: Of it; None without.
-        options: Which voxels are occupied.
-        make: Makes a spool of a name.
-    """
-
-    def __init__(
-        self, volume: Volume, labels: Volume | None, options: IndexOptions, make: Callable[[str], Spool]
-    ) -> None:
-        self.positions, self.values, self.labels, self.classes = map(make, ("positions", "values", "labels", "classes"))
-        self.collector = None if labels is None else LabelCollector(volume.shape, self.classes.append)
-        self.stored, self.is_whole = value_dtype(volume), True
-        counts = []
-        for slab in scan_slabs(
-            volume,
-            options.low_hu,
-            options.high_hu,
-            labels=labels,
-            collector=self.collector,
-            slab_bytes=options.slab_bytes,
-        ):
-            self.is_whole = self.is_whole and is_whole(slab.values)
-            counts.append(slab.counts)
-            for spool, array in (
-                (self.positions, slab.positions),
-                (self.values, slab.values),
-                (self.labels, slab.labels),
-            ):
-                spool.append(array)
-        self.slices = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes put away."""
-        return self.positions.nbytes + self.values.nbytes + self.labels.nbytes + self.classes.nbytes
-
-    def make_header(self, source: VolumeSource, key: str, volume: Volume, options: IndexOptions) -> SparseHeader:
-        """Say what the file will hold."""
-        collector = self.collector
-        return SparseHeader(
-            key=key,
+        (temp / "volume").mkdir()
+        writer = ArrayWriter(temp / "volume")
+        spools = [Spool(stack.enter_context((temp / name).open("x+b"))) for name in ("values", "labels", "classes")]
+        _write_arrays(writer, volume, labels, options, spools)
+        facts = SparseFacts(
             name=source.name,
             path=source.path,
             shape=volume.shape,
@@ -133,41 +63,63 @@ class _Parts:
             affine=None if volume.affine is None else tuple(volume.affine.ravel().tolist()),
             low_hu=float(options.low_hu),
             high_hu=None if options.high_hu is None else float(options.high_hu),
-            values_dtype="int16" if self.is_whole else self.stored.name,
-            labels_dtype=None if collector is None else collector.dtype.name,
-            points=int(self.slices[-1]),
-            classes=0 if collector is None else len(collector.classes),
-            labelled=0 if collector is None else int(collector.starts[-1]),
         )
-
-    def assemble(self, header: SparseHeader) -> Iterator[bytes]:
-        """The bytes of the file."""
-        yield header.encode()
-        for name in header.sections():
-            size_bytes = 0
-            for chunk in self._read(name, header):
-                size_bytes += len(chunk)
-                yield chunk
-            yield bytes(pad(size_bytes))
-
-    def _read(self, name: str, header: SparseHeader) -> Iterator[bytes]:
-        if name == "slices":
-            yield self.slices.tobytes()
-        elif name == "positions":
-            yield from self.positions.read()
-        elif name == "values":
-            yield from _convert(self.values.read(), self.stored, header.values_dtype)
-        elif self.collector is None:
-            return
-        elif name == "labels":
-            yield from _convert(self.labels.read(), np.dtype(np.int32), self.collector.dtype.name)
-        elif name == "class_positions":
-            for begin, end in self.collector.parts():
-                yield from self.classes.read(begin, end)
-        else:
-            yield (self.collector.classes if name == "classes" else self.collector.starts).tobytes()
+        writer.finish(KIND, VERSION, target.stem, facts.as_meta())
+        keep_private(temp / "volume", source.all_files)
+        publish(temp / "volume", target)
 
 
-def _convert(chunks: Iterator[bytes], stored: "np.dtype[Any]", dtype: str) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield np.frombuffer(chunk, stored).astype(dtype).tobytes()
+class Spool:
+    """Arrays one behind the other in a file, so that they need no memory, until their dtype or order is known."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._nbytes = 0
+
+    def append(self, array: Array) -> tuple[int, int]:
+        """Write an array; returns where it begins, and where it ends, in bytes."""
+        write_all(self._stream.fileno(), np.ascontiguousarray(array).data.cast("B"))
+        self._nbytes += array.nbytes
+        return self._nbytes - array.nbytes, self._nbytes
+
+    def read(self, dtype: "np.dtype[Any]", begin: int = 0, end: int | None = None) -> Iterator[Array]:
+        """A stretch in pieces of ``COPY_BYTES``."""
+        stop = self._nbytes if end is None else end
+        for start in range(begin, stop, COPY_BYTES):
+            yield np.frombuffer(os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start), dtype)
+
+
+def _write_arrays(
+    writer: ArrayWriter, volume: Volume, labels: Volume | None, options: IndexOptions, spools: Sequence[Spool]
+) -> None:
+    """Read the volume once and write the arrays of its occupied voxels.
+
+    Args:
+        writer: Takes the arrays.
+        volume: At the resolution that is wanted.
+        labels: Of it; None without.
+        options: Which voxels are occupied.
+        spools: Three of them, empty.
+    """
+    values, voxel_labels, classes = spools
+    collector = None if labels is None else LabelCollector(volume.shape, classes.append)
+    stored, whole, counts = value_dtype(volume), True, []
+    slabs = scan_slabs(
+        volume, options.low_hu, options.high_hu, labels=labels, collector=collector, slab_bytes=options.slab_bytes
+    )
+    positions = index_dtype(volume.shape)
+    with writer.stream("positions", positions) as stream:
+        for slab in slabs:
+            whole = whole and is_whole(slab.values)
+            counts.append(slab.counts)
+            stream.append(slab.positions)
+            values.append(slab.values)
+            voxel_labels.append(slab.labels)
+    writer.add("slices", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))
+    writer.join("values", np.dtype(np.int16) if whole else stored, values.read(stored))
+    if collector is not None:
+        parts = chain.from_iterable(classes.read(positions, *part) for part in collector.parts())
+        writer.join("labels", collector.dtype, voxel_labels.read(np.dtype(np.int32)))
+        writer.add("classes", collector.classes)
+        writer.add("class_starts", collector.starts)
+        writer.join("class_positions", positions, parts)

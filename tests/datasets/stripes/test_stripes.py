@@ -20,7 +20,6 @@ from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, Ima
 from lit_data.io.images import image_source as files_module
 from lit_data.io.images.header_scan import Survey
 from lit_data.io.store import shared_arrays
-from lit_data.io.store.header import PIXELS_NAME
 from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import Array, RowWriter
@@ -155,8 +154,8 @@ def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
     dataset.check_sources()
     for bank in (masks, images):
         assert isinstance(bank, DecodedStore)
-        os.truncate(bank.path / PIXELS_NAME, 5)
-        with pytest.raises(StoreCorruptError, match=f"{bank.path}/{PIXELS_NAME}: expected .* bytes, found 5"):
+        os.truncate(bank.path / "pixels.npy", 5)
+        with pytest.raises(StoreCorruptError, match=f"{bank.path}/pixels.npy: expected .* bytes, found 5"):
             dataset.check_sources()
     _dataset().check_sources()
 
@@ -170,7 +169,7 @@ def test_a_store_cut_short_is_told_before_the_next_epoch_reads_past_its_end(
     loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=2, worker_kind=kind))
     assert list(loader)
     assert isinstance(images, DecodedStore)
-    os.truncate(images.path / PIXELS_NAME, 5)
+    os.truncate(images.path / "pixels.npy", 5)
     with pytest.raises(StoreCorruptError, match=r"expected .* bytes, found 5"):
         list(loader)
     loader.close()

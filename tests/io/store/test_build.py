@@ -24,8 +24,8 @@ from lit_data.errors import (
     StoreStaleError,
 )
 from lit_data.io.images.decoders import DecodedSource, ImageSource
-from lit_data.io.store import header as store_header
-from lit_data.io.store.header import PIXELS_NAME, VERSION
+from lit_data.io.store.arrays import META_NAME
+from lit_data.io.store.index import VERSION
 from lit_data.io.store.store import DecodedStore
 
 FINGERPRINT = '{"format": 1, "read": {"alpha": "error", "page": null}}'
@@ -157,7 +157,7 @@ def test_cache_path_that_is_a_file(images: Path) -> None:
 def test_cache_path_that_cannot_exist(images: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot be written there \(File name too long\); check the path"):
         DecodedStore.build(sources_of(images), images.parent / ("x" * 300), decoder=NpyDecoder())
-    with pytest.raises(StoreError, match="no decoded store at"):
+    with pytest.raises(StoreError, match="no store of images at"):
         DecodedStore.open(images.parent / ("x" * 300))
 
 
@@ -206,7 +206,7 @@ def test_skip_leaves_bad_images_out_and_lists_them(images: Path, caplog: pytest.
         ("4.npy", "pixels are damaged"),
     ]
     assert store.verify() == []
-    assert (store.path / PIXELS_NAME).stat().st_size == 4 * 60
+    assert (store.path / "pixels.npy").stat().st_size == 128 + 4 * 60
     caplog.clear()
     assert build(images, on_bad="skip").skipped == store.skipped
     assert "skipped 2 bad images; the first: " in caplog.text
@@ -221,7 +221,7 @@ def test_skip_with_nothing_left_is_an_error(images: Path) -> None:
 
 def test_too_many_skipped_for_the_header(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (images / "1.npy").write_text("no image")
-    monkeypatch.setattr("lit_data.io.store.build.MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr("lit_data.io.store.arrays.MAX_META_BYTES", 100)
     with pytest.raises(DataError, match=r"1 bad images are too many to skip; the first: .*1.npy: not an array"):
         build(images, on_bad="skip")
 
@@ -265,7 +265,7 @@ def test_big_endian_pixels_are_stored_little_endian(images: Path) -> None:
         np.save(images / f"{number}.npy", np.arange(6, dtype=">u2").reshape(1, 2, 3))
     store = build(images)
     np.testing.assert_array_equal(store[5], np.arange(6).reshape(1, 2, 3))
-    assert (store.path / PIXELS_NAME).read_bytes() == np.tile(np.arange(6, dtype="<u2"), 6).tobytes()
+    assert (store.path / "pixels.npy").read_bytes()[128:] == np.tile(np.arange(6, dtype="<u2"), 6).tobytes()
 
 
 def test_several_files_for_one_image(images: Path) -> None:
@@ -291,8 +291,8 @@ def test_names_that_are_not_utf8(images: Path) -> None:
 def test_folder_names_are_shown_escaped(images: Path) -> None:
     folder = images.parent / "new\nline\udcff"
     store = DecodedStore.build(sources_of(images), folder, decoder=NpyDecoder())
-    os.truncate(store.path / PIXELS_NAME, 7)
-    with pytest.raises(StoreCorruptError, match=r"/new\\nline\\xff/[0-9a-f]{64}/pixels.bin: expected 360 bytes"):
+    os.truncate(store.path / "pixels.npy", 7)
+    with pytest.raises(StoreCorruptError, match=r"/new\\nline\\xff/[0-9a-f]{64}/pixels.npy: expected 488 bytes"):
         DecodedStore.open(store.path)
 
 
@@ -406,8 +406,8 @@ def test_restored_time_is_found_by_verify_alone(images: Path) -> None:
 
 def test_damaged_store_is_reported_and_not_rebuilt(images: Path) -> None:
     path = build(images).path
-    os.truncate(path / PIXELS_NAME, 7)
-    with pytest.raises(StoreCorruptError, match=f"expected 360 bytes, found 7; delete the folder {path} and run"):
+    os.truncate(path / "pixels.npy", 7)
+    with pytest.raises(StoreCorruptError, match=f"expected 488 bytes, found 7; delete the folder {path} and run"):
         build(images)
 
 
@@ -453,7 +453,7 @@ def test_stores_of_other_images_and_other_folders_stay(images: Path) -> None:
 
 def test_unreadable_stores_count_as_old(images: Path) -> None:
     first, second = build_variants(images, 2)
-    (first.path / store_header.HEADER_NAME).write_text("{}")
+    (first.path / META_NAME).write_text("{}")
     third = build(images)
     assert list_cache(images) == {second.key, third.key}
 
@@ -521,7 +521,7 @@ def test_files_are_created_new_follow_no_link_and_get_the_usual_mode(
         stores = list(build_variants(images, 2))
     finally:
         os.umask(umask)
-    assert len(created) == 6
+    assert len(created) == 10
     assert all(flags & os.O_EXCL and flags & os.O_NOFOLLOW and not flags & os.O_TRUNC for _, flags in created)
     assert len({re.search(r"-([0-9a-f]{16})/", path)[1] for path, _ in created}) == 2
     for path in stores[0].path.iterdir():

@@ -135,7 +135,7 @@ def check_whole(store: DecodedStore) -> None:
 class Killer:
     """Ends this process at the n-th call that changes the disk."""
 
-    CALLS = ("posix_fallocate", "write", "ftruncate", "fsync", "rename", "unlink", "rmdir")
+    CALLS = ("posix_fallocate", "write", "pwrite", "ftruncate", "fsync", "rename", "unlink", "rmdir")
 
     def __init__(self, last: int) -> None:
         self.left = last
@@ -164,10 +164,10 @@ def check_after_kill(place: Place, old: DecodedStore, more: int = 0) -> None:
     assert len([name for name in place.names() if not name.startswith(".build-")]) == 2 + more
 
 
-HANDFUL = (1, 2, 25, 43, 45, 46, 48, 49, 50)  # before and after: reservation, pixels, index, header, rename
+HANDFUL = (1, 2, 25, 43, 44, 45, 46, 47, 48, 57, 62, 63, 64, 65)  # reservation, pixels, index, meta, rename
 
 
-@pytest.mark.parametrize("nth", [pytest.param(n, marks=() if n in HANDFUL else pytest.mark.slow) for n in range(1, 51)])
+@pytest.mark.parametrize("nth", [pytest.param(n, marks=() if n in HANDFUL else pytest.mark.slow) for n in range(1, 66)])
 def test_kill_at_any_call_leaves_the_old_store_or_the_new(place: Place, run: Run, nth: int) -> None:
     old = place.build(NpyDecoder(place.log, "old"))
     assert run(lambda: (Killer(nth), place.build())).wait() == -signal.SIGKILL
@@ -176,16 +176,16 @@ def test_kill_at_any_call_leaves_the_old_store_or_the_new(place: Place, run: Run
 
 def test_build_makes_no_further_calls(place: Place, run: Run) -> None:
     place.build(NpyDecoder(place.log, "old"))
-    assert run(lambda: (Killer(51), place.build())).wait() == 0
+    assert run(lambda: (Killer(66), place.build())).wait() == 0
 
 
-@pytest.mark.parametrize("nth", range(51, 56))
+@pytest.mark.parametrize("nth", range(66, 73))
 def test_kill_while_an_old_store_is_removed(place: Place, run: Run, nth: int) -> None:
     for variant in range(2):
         old = place.build(NpyDecoder(place.log, f"variant {variant}"))
         os.utime(old.path, ns=(variant, variant))
     assert run(lambda: (Killer(nth), place.build())).wait() == -signal.SIGKILL
-    check_after_kill(place, old, more=1 if nth == 51 else 0)
+    check_after_kill(place, old, more=1 if nth == 66 else 0)
     latest = place.build(NpyDecoder(place.log, "latest"))
     assert place.names() == {place.build().key, latest.key}
 

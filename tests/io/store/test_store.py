@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lit_data.errors import StoreCorruptError, StoreError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
-from lit_data.io.store.header import HEADER_NAME, INDEX_NAME, PIXELS_NAME
+from lit_data.io.store.arrays import META_NAME
 from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.io.store.store import DecodedStore
 
@@ -23,6 +23,7 @@ EQUAL = ((3, 5, 7),) * 4
 MIXED = ((3, 5, 7), (3, 1, 3), (3, 8, 4), (3, 2, 9))
 Image = NDArray[np.generic]
 MakeStore = Callable[[Sequence[Image]], DecodedStore]
+FILES = [META_NAME, "images.npy", "files.npy", "names.npy", "pixels.npy"]
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_repr_names_size_and_place(make_store: MakeStore) -> None:
 
 
 @pytest.mark.parametrize("change_bytes", [-1, 1])
-@pytest.mark.parametrize("name", [PIXELS_NAME, INDEX_NAME])
+@pytest.mark.parametrize("name", FILES[1:])
 def test_wrong_length_is_refused(make_store: MakeStore, name: str, change_bytes: int) -> None:
     path = make_store(make_images(MIXED)).path / name
     size_bytes = path.stat().st_size
@@ -125,8 +126,8 @@ def test_wrong_length_is_refused(make_store: MakeStore, name: str, change_bytes:
 def test_check_size_finds_a_file_cut_while_it_is_open(make_store: MakeStore) -> None:
     store = make_store(make_images(EQUAL))
     store.check_size()
-    os.truncate(store.path / PIXELS_NAME, 100)
-    with pytest.raises(StoreCorruptError, match=r"pixels.bin: expected 420 bytes, found 100; delete the folder"):
+    os.truncate(store.path / "pixels.npy", 100)
+    with pytest.raises(StoreCorruptError, match=r"pixels.npy: expected 548 bytes, found 100; delete the folder"):
         store.check_size()
     with pytest.raises(StoreCorruptError, match="found 100"):
         store.verify()
@@ -138,7 +139,7 @@ def test_check_size_passes_after_the_store_was_removed(make_store: MakeStore) ->
     store.check_size()
 
 
-@pytest.mark.parametrize("name", [HEADER_NAME, INDEX_NAME, PIXELS_NAME])
+@pytest.mark.parametrize("name", FILES)
 def test_missing_and_irregular_files_are_refused(make_store: MakeStore, name: str) -> None:
     path = make_store(make_images(EQUAL)).path
     (path / name).unlink()
@@ -150,7 +151,7 @@ def test_missing_and_irregular_files_are_refused(make_store: MakeStore, name: st
 
 
 def test_no_store_and_no_permission(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StoreError, match=r"no decoded store at .*nowhere; run `python -m lit_data prepare`"):
+    with pytest.raises(StoreError, match=r"no store of images at .*nowhere; run `python -m lit_data prepare`"):
         DecodedStore.open(tmp_path / "nowhere")
     path = make_store(make_images(EQUAL)).path
 
@@ -158,14 +159,14 @@ def test_no_store_and_no_permission(make_store: MakeStore, tmp_path: Path, monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StoreError, match=r"header.json cannot be read: Permission denied; check its permissions"):
+    with pytest.raises(StoreError, match=r"meta.json cannot be read: Permission denied; check its permissions"):
         DecodedStore.open(path)
 
 
 def test_every_flipped_byte_is_found(make_store: MakeStore) -> None:
     store = make_store(make_images(MIXED))
     rng = random.Random(0)
-    files = [store.path / name for name in (HEADER_NAME, INDEX_NAME, PIXELS_NAME)]
+    files = [store.path / name for name in FILES]
     found = 0
     for flip in range(200):
         path = files[flip % len(files)]
@@ -186,9 +187,9 @@ def test_every_flipped_byte_is_found(make_store: MakeStore) -> None:
 
 def test_verify_names_images_and_sources(make_store: MakeStore) -> None:
     store = make_store(make_images(EQUAL))
-    pixels = bytearray((store.path / PIXELS_NAME).read_bytes())
-    pixels[0] ^= 1
-    (store.path / PIXELS_NAME).write_bytes(pixels)
+    pixels = bytearray((store.path / "pixels.npy").read_bytes())
+    pixels[-420] ^= 1
+    (store.path / "pixels.npy").write_bytes(pixels)
     Path(store.name(1)).unlink()
     changed = Path(store.name(2))
     status = changed.stat()
@@ -209,6 +210,6 @@ def test_many_images_are_flat_arrays(
     write_fake_store(tmp_path, table, count)
     objects = len(gc.get_objects())
     store = DecodedStore.open(tmp_path)
-    assert len(gc.get_objects()) - objects < 100
+    assert len(gc.get_objects()) - objects < 150
     assert (store.name(count - 1), len(store), store[count - 1].shape) == ("folder/199999.png", count, (1, 1, 1))
     assert len(pickle.dumps(store)) < 1024

@@ -1,76 +1,65 @@
-"""Header and index of a store under attack: seeded mutants give a ``StoreError`` or the very same pixels."""
+"""A store under attack: seeded mutants give a ``StoreError`` or the very same pixels."""
 
 import json
 import os
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lit_data.errors import StoreCorruptError, StoreError
-from lit_data.io.store.header import (
-    CHECKSUM,
-    HEADER_NAME,
-    IMAGE_RECORD,
-    INDEX_NAME,
-    MAX_HEADER_BYTES,
-    PIXELS_NAME,
-    StoreHeader,
-)
+from lit_data.io.store.arrays import MAX_META_BYTES, META_NAME, ArrayFolder, ArrayWriter, encode_meta, read_meta
+from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SOURCE_RECORD, join_paths
 from lit_data.io.store.store import DecodedStore
+from lit_data.types import Array
 
 NASTY = (0, -1, 1, 2, 5, 255, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 1.5, True, None, "", "x", [], {}, [[]])
 SHAPES = ((2, 3, 4), (2, 1, 6), (2, 5, 2))
+FACTS = StoreFacts("uint8", 2, "fake", "skip", {"remark": 1}, (("e.png", "bad"),))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A store of three images of different sizes, written by hand."""
     table = join_paths([("a.png", "b.png"), ("c.png",), ("d.png",)])
-    sizes = [channels * height * width for channels, height, width in SHAPES]
     images = np.zeros(3, IMAGE_RECORD)
-    images["offset"] = np.cumsum([0, *sizes[:-1]])
     images["first_source"] = table.firsts
-    images["channels"], images["height_px"], images["width_px"] = np.transpose(SHAPES)
-    pixels = random.Random(0).randbytes(sum(sizes))
-    index = images.tobytes() + table.files.tobytes() + table.names.tobytes()
-    header = StoreHeader(
-        key="k",
-        dtype="uint8",
-        channels=2,
-        images=3,
-        sources=4,
-        pixels_bytes=len(pixels),
-        names_bytes=20,
-        index_crc32=zlib.crc32(index),
-        decoder="fake",
-        on_bad="skip",
-        notes={"remark": 1},
-        skipped=(("e.png", "bad"),),
-    )
-    write(tmp_path, header.encode(), index)
-    (tmp_path / PIXELS_NAME).write_bytes(pixels)
+    _, images["height_px"], images["width_px"] = np.transpose(SHAPES)
+    pixels = np.frombuffer(random.Random(0).randbytes(56), np.uint8)
+    writer = ArrayWriter(tmp_path)
+    for name, array in ((PIXELS, pixels), ("images", images), ("files", table.files), ("names", table.names)):
+        writer.add(name, array)
+    writer.finish(KIND, VERSION, "k", FACTS.as_meta())
     return tmp_path
 
 
-def write(folder: Path, header: bytes, index: bytes) -> None:
-    for name, content in ((HEADER_NAME, header), (INDEX_NAME, index)):
-        # Not emptied first: ext4 brings files that were to the disk when they are closed, which takes 2 ms.
-        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT), "wb") as file:
-            file.write(content)
-            file.truncate()
+def write(path: Path, content: bytes) -> None:
+    # Not emptied first: ext4 brings files that were to the disk when they are closed, which takes 2 ms.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.write(content)
+        file.truncate()
 
 
-def seal(fields: dict[str, object]) -> bytes:
-    """A header text as it would be written, with the right checksum over wrong content."""
-    fields.pop(CHECKSUM, None)
-    dump: Callable[[object], bytes] = lambda value: json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"  # noqa: E731
-    return dump(fields | {CHECKSUM: zlib.crc32(dump(fields))})
+def change_meta(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what `meta.json` says, behind a right checksum."""
+    fields = read_meta(folder / META_NAME)
+    change(fields)
+    write(folder / META_NAME, encode_meta(fields))
+
+
+def change_array(folder: Path, name: str, change: Callable[[Array], object]) -> None:
+    """Change the values of an array, behind a right checksum."""
+    path, about = folder / f"{name}.npy", ArrayFolder(folder, KIND, VERSION).arrays[name]
+    content = bytearray(path.read_bytes())
+    change(np.frombuffer(content, about.dtype, offset=len(about.header)))
+    write(path, bytes(content))
+    crc32 = zlib.crc32(content[len(about.header) :])
+    change_meta(folder, lambda fields: fields["arrays"][name].update(crc32=crc32))
 
 
 def flip_bytes(rng: random.Random, content: bytes) -> bytes:
@@ -82,42 +71,39 @@ def flip_bytes(rng: random.Random, content: bytes) -> bytes:
     return content[:begin] + other + content[end:]
 
 
-def change_header(rng: random.Random, header: bytes, index: bytes) -> tuple[bytes, bytes]:
-    """Change values of the header behind a right checksum."""
-    fields = json.loads(header)
+def spoil_fields(rng: random.Random, fields: dict[str, Any]) -> None:
+    """Change some of the values, at any depth."""
     for _ in range(rng.choice((1, 1, 2))):
-        name = rng.choice([*fields, "extra"])
-        fields[name] = rng.choice((*NASTY, fields.get(name), rng.randrange(200)))
+        node: dict[str, Any] = fields
+        while isinstance(inner := node[rng.choice([*node])], dict) and inner and rng.random() < 0.8:
+            node = inner
+        name = rng.choice([*node, "extra"])
+        node[name] = rng.choice((*NASTY, node.get(name), rng.randrange(200)))
         if rng.random() < 0.05:
-            del fields[name]
-    return seal(fields), index
+            del node[name]
 
 
-def change_index(rng: random.Random, header: bytes, index: bytes) -> tuple[bytes, bytes]:
-    """Change records of the index behind right checksums."""
-    records = bytearray(index)
-    images = np.frombuffer(records, IMAGE_RECORD, 3)
-    files = np.frombuffer(records, SOURCE_RECORD, 4, images.nbytes)
+def spoil_records(rng: random.Random, records: Array) -> None:
     for _ in range(rng.choice((1, 1, 2, 3))):
-        array = rng.choice((images, images, files))
-        name = rng.choice(array.dtype.names)
-        info = np.iinfo(array.dtype[name])
+        name = rng.choice(records.dtype.names or ())
+        info = np.iinfo(records.dtype[name])
         value = rng.choice((0, 1, 2, 6, 12, 24, info.max, info.max // 2, info.min, rng.randrange(100)))
-        array[name][rng.randrange(len(array))] = value
-    content = bytes(records)
-    return seal(json.loads(header) | {"index_crc32": zlib.crc32(content)}), content
+        records[name][rng.randrange(len(records))] = value
 
 
-def mutate(rng: random.Random, header: bytes, index: bytes) -> tuple[bytes, bytes]:
+def mutate(rng: random.Random, folder: Path) -> None:
     kind = rng.randrange(5)
-    if kind == 0:
-        return flip_bytes(rng, header), index
-    if kind == 1:
-        return header, flip_bytes(rng, index)
-    if kind == 2:
-        content = flip_bytes(rng, index)
-        return seal(json.loads(header) | {"index_crc32": zlib.crc32(content)}), content
-    return (change_header if kind == 3 else change_index)(rng, header, index)
+    if kind < 3:
+        path = folder / ((META_NAME, "images.npy", rng.choice(("files.npy", "names.npy", "pixels.npy")))[kind])
+        if path.name != "pixels.npy":
+            write(path, flip_bytes(rng, path.read_bytes()))
+        else:  # pixels are believed until `verify` reads them, their header is not
+            content = path.read_bytes()
+            write(path, flip_bytes(rng, content[:120]) + content[120:])
+    elif kind == 3:
+        change_meta(folder, lambda fields: spoil_fields(rng, fields))
+    else:
+        change_array(folder, rng.choice(("images", "files")), lambda records: spoil_records(rng, records))
 
 
 def read_all(folder: Path) -> bytes:
@@ -132,38 +118,28 @@ def read_all(folder: Path) -> bytes:
 
 def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
     rng = random.Random(0)
-    header, index = (folder / HEADER_NAME).read_bytes(), (folder / INDEX_NAME).read_bytes()
+    originals = {path: path.read_bytes() for path in folder.iterdir()}
     pixels = read_all(folder)
     refused = 0
     for _ in range(10_000):
-        write(folder, *mutate(rng, header, index))
+        mutate(rng, folder)
         try:
             assert read_all(folder) == pixels
         except StoreError:
             refused += 1
+        for path, content in originals.items():
+            if path.stat().st_size != len(content) or path.read_bytes() != content:
+                write(path, content)
     assert 5_000 < refused < 10_000  # some are harmless, such as another size or remark behind a right checksum
-
-
-def edit_index(folder: Path, part: str, row: int, field: str, value: int) -> None:
-    content = bytearray((folder / INDEX_NAME).read_bytes())
-    images = np.frombuffer(content, IMAGE_RECORD, 3)
-    files = np.frombuffer(content, SOURCE_RECORD, 4, images.nbytes)
-    {"images": images, "files": files}[part][field][row] = value
-    header = json.loads((folder / HEADER_NAME).read_bytes()) | {"index_crc32": zlib.crc32(content)}
-    write(folder, seal(header), bytes(content))
 
 
 @pytest.mark.parametrize(
     ("part", "row", "field", "value", "message"),
     [
-        ("images", 1, "channels", 3, "an image has not the 2 channels of the header"),
         ("images", 1, "height_px", 0, "an image has no pixels"),
-        ("images", 1, "height_px", 2, "expected images of 56 bytes, found 68"),
+        ("images", 1, "height_px", 2, r"expected images of 68 values, found \(56,\)"),
         # together with a huge width the sum passes 64 bits
-        ("images", 1, "height_px", 2**32 - 1, "expected images of 56 bytes, found 51539607584"),
-        ("images", 1, "offset", 23, "the images overlap or leave holes"),
-        ("images", 1, "offset", 25, "the images overlap or leave holes"),
-        ("images", 0, "offset", 2**64 - 1, "the images overlap or leave holes"),
+        ("images", 1, "height_px", 2**32 - 1, r"expected images of 51539607584 values, found \(56,\)"),
         ("images", 0, "first_source", 1, "the images do not share out the source files"),
         ("images", 2, "first_source", 2, "the images do not share out the source files"),
         ("images", 2, "first_source", 4, "the images do not share out the source files"),
@@ -173,81 +149,118 @@ def edit_index(folder: Path, part: str, row: int, field: str, value: int) -> Non
     ],
 )
 def test_rules_of_the_index(folder: Path, part: str, row: int, field: str, value: int, message: str) -> None:
-    edit_index(folder, part, row, field, value)
-    with pytest.raises(StoreCorruptError, match=f"index.bin: {message}; delete the folder"):
+    change_array(folder, part, lambda records: records[field].__setitem__(row, value))
+    with pytest.raises(StoreCorruptError, match=f"meta.json: {message}; delete the folder"):
         DecodedStore.open(folder)
 
 
 def test_lengths_that_wrap_around_at_64_bits(folder: Path) -> None:
-    for row in range(3):
-        edit_index(folder, "images", row, "height_px", 2**31)
-        edit_index(folder, "images", row, "width_px", 2**31)
-    with pytest.raises(StoreCorruptError, match=r"index.bin: the images are larger than any file"):
+    for field in ("height_px", "width_px"):
+        change_array(folder, "images", lambda records, field=field: records[field].fill(2**31))  # type: ignore[misc]
+    with pytest.raises(StoreCorruptError, match=r"expected images of \d{20} values"):
         DecodedStore.open(folder)
 
 
-def test_bare_flip_in_the_index(folder: Path) -> None:
-    content = bytearray((folder / INDEX_NAME).read_bytes())
+@pytest.mark.parametrize("name", ["images", "files", "names"])
+def test_a_bare_flip_in_the_index(folder: Path, name: str) -> None:
+    content = bytearray((folder / f"{name}.npy").read_bytes())
     content[-1] ^= 1
-    (folder / INDEX_NAME).write_bytes(content)
-    with pytest.raises(StoreCorruptError, match=r"index.bin: expected CRC-32 [0-9a-f]{8}, found [0-9a-f]{8}; delete"):
+    (folder / f"{name}.npy").write_bytes(content)
+    with pytest.raises(StoreCorruptError, match=rf"{name}.npy: expected CRC-32 \w{{8}}, found \w{{8}}; delete"):
+        DecodedStore.open(folder)
+
+
+@pytest.mark.parametrize("name", ["images", "files", "names", "pixels"])
+def test_a_header_of_an_array_is_the_one_that_was_written(folder: Path, name: str) -> None:
+    content = (folder / f"{name}.npy").read_bytes().replace(b"'fortran_order': False", b"'fortran_order': True ", 1)
+    (folder / f"{name}.npy").write_bytes(content)
+    with pytest.raises(StoreCorruptError, match=f"{name}.npy: its header is not the one that was written"):
         DecodedStore.open(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version is 2"),
-        ({"dtype": "object"}, "dtype is 'object'"),
-        ({"channels": 0}, "channels is 0"),
-        ({"images": 2**63}, "images is 9223372036854775808"),
-        ({"sources": 2}, "sources is 2"),
-        ({"pixels_bytes": True}, "pixels_bytes is True"),
-        ({"names_bytes": 1.5}, "names_bytes is 1.5"),
-        ({"index_crc32": -1}, "index_crc32 is -1"),
-        ({"notes": {"remark": "1"}}, "notes is {'remark': '1'}"),
-        ({"notes": 1}, "notes must be an object and skipped a list"),
-        ({"skipped": [["a.png"]]}, r"skipped is \(\('a.png',\),\)"),
-        ({"decoder": None}, "decoder is None"),
-        ({"extra": 1}, "expected the keys"),
+        ({"dtype": "object"}, "wrong: dtype"),
+        ({"channels": 0}, "wrong: channels"),
+        ({"notes": {"remark": "1"}}, "wrong: notes"),
+        ({"notes": 1}, "wrong: notes"),
+        ({"skipped": [["a.png"]]}, "not enough values to unpack"),
+        ({"decoder": None}, "wrong: decoder"),
+        ({"extra": 1}, "unexpected keyword argument 'extra'"),
     ],
 )
-def test_rules_of_the_header(folder: Path, change: dict[str, object], message: str) -> None:
-    fields = json.loads((folder / HEADER_NAME).read_bytes()) | change
-    (folder / HEADER_NAME).write_bytes(seal(fields))
-    with pytest.raises(StoreCorruptError, match=rf"header.json: not a header of version 1 \({message}"):
+def test_rules_of_the_facts(folder: Path, change: dict[str, object], message: str) -> None:
+    change_meta(folder, lambda fields: fields["facts"].update(change))
+    with pytest.raises(StoreCorruptError, match=rf"meta.json: no facts of images \(.*{message}"):
+        DecodedStore.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"descr": "|O"}, "no array of"),
+        ({"descr": "<u99"}, "no array of"),
+        ({"descr": [["a", "|O8"]]}, "no array of"),
+        ({"descr": []}, "no array of"),
+        ({"shape": [2**63]}, "no array of"),
+        ({"shape": [-1]}, "no array of"),
+        ({"shape": [True]}, "no array of"),
+        ({"shape": [2**40, 2**40]}, "no array of"),
+        ({"shape": 5}, "not iterable"),
+        ({"crc32": -1}, "no array of"),
+        ({"block_px": [64, 64]}, "no array of"),  # a layout of later versions
+        ({"extra": 1}, "unexpected keyword argument 'extra'"),
+    ],
+)
+def test_rules_of_the_arrays(folder: Path, change: dict[str, object], message: str) -> None:
+    change_meta(folder, lambda fields: fields["arrays"]["pixels"].update(change))
+    with pytest.raises(StoreCorruptError, match=rf"meta.json: no images of version 2 \(.*{message}"):
+        DecodedStore.open(folder)
+
+
+@pytest.mark.parametrize("change", [{"version": 1}, {"kind": "masks"}, {"arrays": []}, {"facts": 1}])
+def test_rules_of_the_folder(folder: Path, change: dict[str, object]) -> None:
+    change_meta(folder, lambda fields: fields.update(change))
+    with pytest.raises(StoreCorruptError, match=r"meta.json: no images of version 2 \("):
         DecodedStore.open(folder)
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "not a header of version 1"),
-        (b"[]", "expected the keys"),
+        (b"", "not a text that was written"),
+        (b"[]", "not a text that was written"),
         (b'{"key": 1, "key": 2}', "a key stands there twice"),
-        (b"[" * 100_000, "not a header of version 1"),
-        (b"9" * 5000, "not a header of version 1"),
-        (b'"\xff"', "not a header of version 1"),
-        (b"NaN", "expected the keys"),
-        (b" " * (MAX_HEADER_BYTES + 1), "expected at most 16777216 bytes, found more"),
+        (b"[" * 100_000, "not a text that was written"),
+        (b"9" * 5000, "not a text that was written"),
+        (b'"\xff"', "not a text that was written"),
+        (b"NaN", "not a text that was written"),
+        (b" " * (MAX_META_BYTES + 1), "expected at most 16777216 bytes, found more"),
     ],
     ids=["empty", "list", "twice", "deep", "long number", "not UTF-8", "NaN", "too long"],
 )
-def test_texts_that_are_no_header(folder: Path, raw: bytes, message: str) -> None:
-    (folder / HEADER_NAME).write_bytes(raw)
-    with pytest.raises(StoreCorruptError, match=f"header.json: .*{message}"):
+def test_texts_that_are_no_meta(folder: Path, raw: bytes, message: str) -> None:
+    (folder / META_NAME).write_bytes(raw)
+    with pytest.raises(StoreCorruptError, match=f"meta.json: .*{message}"):
         DecodedStore.open(folder)
 
 
-def test_header_in_another_form(folder: Path) -> None:
-    raw = (folder / HEADER_NAME).read_bytes()
+def test_meta_in_another_form(folder: Path) -> None:
+    raw = (folder / META_NAME).read_bytes()
     for other in (raw + b" ", raw.replace(b'"skip"', b'"stop"')):
-        (folder / HEADER_NAME).write_bytes(other)
-        with pytest.raises(StoreCorruptError, match=r"header.json: its bytes are not those that were written"):
+        (folder / META_NAME).write_bytes(other)
+        with pytest.raises(StoreCorruptError, match=r"meta.json: its bytes are not those that were written"):
             DecodedStore.open(folder)
 
 
-def test_header_survives_odd_texts() -> None:
-    header = StoreHeader("k", "uint8", 1, 1, 1, 1, 1, 0, "d", "skip", {"\n\udcff": 1}, (("\udcff", "\0"),))
-    assert replace(header).encode() == header.encode()
-    assert json.loads(header.encode())["skipped"] == [["\udcff", "\0"]]
+def test_meta_survives_odd_texts(tmp_path: Path) -> None:
+    facts = StoreFacts("uint8", 1, "d", "skip", {"\n\udcff": 1}, (("\udcff", "\0"),))
+    (tmp_path / META_NAME).write_bytes(encode_meta(facts.as_meta()))
+    assert StoreFacts(**read_meta(tmp_path / META_NAME)) == facts
+
+
+def test_arrays_are_plain_npy_files(folder: Path) -> None:
+    assert np.load(folder / "files.npy").dtype == SOURCE_RECORD
+    assert np.load(folder / "pixels.npy").sum() == sum(read_all(folder))
+    assert json.loads((folder / META_NAME).read_bytes())["arrays"]["pixels"]["block_px"] is None

@@ -123,7 +123,7 @@ def test_a_set_is_preloaded_only_if_it_is_small(
 ) -> None:
     _write(tmp_path / "ct")
     caplog.set_level(logging.INFO)
-    size_bytes = sum(path.stat().st_size for path in _open(tmp_path).path.glob("*.voxels"))  # type: ignore[attr-defined]
+    size_bytes = sum(path.stat().st_size for path in _open(tmp_path).path.glob("*.voxels/*.npy"))  # type: ignore[attr-defined]
     for limit, expected in [(size_bytes, 1), (size_bytes - 1, 0)]:
         caplog.clear()
         _open(tmp_path, preload_bytes=limit)

@@ -19,7 +19,7 @@ import pytest
 
 from lit_data.errors import WorkerDiedError
 from lit_data.io.volumes import IndexOptions, SparseStore, build_worker, find_volumes
-from lit_data.io.volumes.sparse_file import map_sparse_file
+from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.types import Array
 
 # Children are forked, so that they begin in a millisecond; they run no thread that was there before.
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:This 
 
 SHAPE = (6, 20, 30)
 LIMIT_S = 60
-CALLS = ("open", "mkdir", "write", "fsync", "pread", "replace", "rmdir", "unlink", "posix_fallocate")
+CALLS = ("open", "mkdir", "write", "fsync", "pread", "pwrite", "rename", "rmdir", "unlink", "posix_fallocate")
 
 
 def _write(folder: Path, count: int) -> list[Array]:
@@ -100,9 +100,9 @@ def test_a_build_that_is_killed_anywhere_is_resumed_and_never_half_read(tmp_path
         killed += _run_in_child(lambda n=call: _kill_at(n, lambda: _build(tmp_path))) == ""  # type: ignore[misc]
         for path in (tmp_path / "cache").rglob("*.voxels"):
             volume = volumes[int(Path(SparseStore([path]).name(0)).stem[1:])]
-            np.testing.assert_array_equal(map_sparse_file(path).values, volume[volume > 500])
+            np.testing.assert_array_equal(StoredVolume(path).map().values, volume[volume > 500])
             if draws.random() < 0.7:
-                path.unlink()
+                shutil.rmtree(path)
     assert killed >= 10
     _check(_build(tmp_path), volumes)
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())

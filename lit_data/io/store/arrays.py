@@ -1,0 +1,376 @@
+"""A folder of arrays: ``NAME.npy`` for each, which every reader maps and none copies, and ``meta.json`` about them.
+
+What the folder says is believed in nothing: `meta.json` is bounded, in one canonical form, and carries its own CRC-32;
+each file must begin with the header and have the length that `meta.json` gives it, and each array has a CRC-32. The
+rules are those of safetensors (https://github.com/huggingface/safetensors#format).
+"""
+
+import dataclasses
+import errno
+import io
+import json
+import logging
+import math
+import mmap
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from lit_data.errors import StoreCorruptError, StoreError, show_path
+from lit_data.files import sync_folder
+from lit_data.io.store.writer import new_file, reserve, write_all
+from lit_data.types import Array
+
+log = logging.getLogger(__name__)
+
+
+META_NAME: Final = "meta.json"
+MAX_META_BYTES: Final = 16 * 2**20
+MAX_LENGTH: Final = 2**62
+"""Values of an array."""
+CHUNK_BYTES: Final = 2**22
+_CHECKSUM: Final = "crc32"
+_NAME: Final = re.compile(r"[a-z][a-z_0-9]{0,40}")
+_DTYPE: Final = re.compile(r"[<|][biuf][1248]")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFacts:
+    """What `meta.json` says of an array.
+
+    Args:
+        descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
+        shape: Of the array.
+        crc32: Of its values; None where they have checksums of their own.
+        block_px: [height, width] of the blocks that images in it are cut into; None where each is whole.
+    """
+
+    descr: Any
+    shape: tuple[int, ...]
+    crc32: int | None = None
+    block_px: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        fields = [["value", self.descr]] if isinstance(self.descr, str) else self.descr
+        checks = [isinstance(fields, list) and 0 < len(fields) < 32]
+        checks += [len(pair) == 2 and bool(_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1])) for pair in fields]
+        checks += [0 < len(self.shape) < 8, all(map(is_count, self.shape)), math.prod(self.shape) <= MAX_LENGTH]
+        checks += [self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32), self.block_px is None]
+        if not all(checks):
+            raise ValueError(f"no array of {self!r:.80}")
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """NumPy's."""
+        return np.dtype(self.descr if isinstance(self.descr, str) else [tuple(pair) for pair in self.descr])
+
+    @property
+    def nbytes(self) -> int:
+        """Of all values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def header(self) -> bytes:
+        """What the file begins with; as long for any length of the first axis."""
+        text = io.BytesIO()
+        form = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(text, form)
+        return text.getvalue()
+
+
+class ArrayFolder:
+    """The arrays of a published folder. Its files are never changed.
+
+    Args:
+        path: The folder.
+        kind: What it must hold, in one word.
+        version: Layout of that kind.
+
+    Attributes:
+        key: SHA-256 of all that the arrays were made from.
+        arrays: What each array is.
+        facts: What else is known, to be checked by whoever reads it.
+
+    Raises:
+        StoreError: There is none, or it cannot be read.
+        StoreCorruptError: Its `meta.json` is not one that this version wrote.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str, version: int) -> None:
+        self.path = Path(path)
+        if not is_there(self.path):
+            where = show_path(self.path)
+            raise StoreError(f"no store of {kind} at {where}; run `python -m lit_data prepare` to make it")
+        fields = read_meta(self.path / META_NAME)
+        try:
+            if (fields["kind"], fields["version"]) != (kind, version):
+                raise ValueError(f"it holds {fields['kind']!r:.40} of version {fields['version']!r:.40}")
+            self.key: str = fields["key"]
+            self.facts: dict[str, Any] = dict(fields["facts"])
+            self.arrays = {name: _read_facts(name, about) for name, about in fields["arrays"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise corrupt(self.path / META_NAME, f"no {kind} of version {version} ({error!s:.200})") from error
+        self._maps: dict[str, mmap.mmap] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files of arrays."""
+        return sum(len(facts.header) + facts.nbytes for facts in self.arrays.values())
+
+    def map(self, name: str, descr: Any = None, *, check: bool = False) -> Array:  # noqa: ANN401 - see `ArrayFacts`
+        """An array, a read-only view of its file.
+
+        Args:
+            name: Of the array.
+            descr: The dtype that it must have; None takes any.
+            check: Read all of it now and hold it against its CRC-32.
+
+        Raises:
+            StoreError: It cannot be opened.
+            StoreCorruptError: It is not there, or not what `meta.json` says.
+        """
+        path, facts = self.path / f"{name}.npy", self.arrays.get(name)
+        if facts is None or (descr is not None and facts.dtype != np.dtype(descr)):
+            raise corrupt(path, f"expected an array of {descr}, found {facts}")
+        self._maps[name] = data = map_file(path, len(facts.header) + facts.nbytes)
+        if data[: len(facts.header)] != facts.header:
+            raise corrupt(path, "its header is not the one that was written")
+        if check and (problem := self._find_damage(name)):
+            raise corrupt(path, problem)
+        array: Array = np.ndarray(facts.shape, facts.dtype, data, len(facts.header))
+        return array
+
+    def check_size(self) -> None:
+        """Compare the length of every file with `meta.json`; cheap.
+
+        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be caught, so whoever
+        sees a worker die that way asks here first.
+
+        Raises:
+            StoreCorruptError: A file is not as long as it should be.
+        """
+        for name in self.arrays:
+            path = self.path / f"{name}.npy"
+            mapped = self._maps.get(name)  # the file that is read, also where another has its name now
+            found_bytes = path.stat().st_size if mapped is None and path.is_file() else mapped.size() if mapped else 0
+            if found_bytes != self._size(name):
+                raise corrupt(path, f"expected {self._size(name)} bytes, found {found_bytes}")
+
+    def find_damages(self) -> Iterator[str]:
+        """Read every byte of the arrays that have a CRC-32, and say for each what is wrong; nothing if all is well."""
+        for name, facts in self.arrays.items():
+            if facts.crc32 is not None:
+                if name not in self._maps:
+                    self.map(name)
+                yield f"{show_path(self.path / name)}.npy: {problem}" if (problem := self._find_damage(name)) else ""
+
+    def _size(self, name: str) -> int:
+        return len(self.arrays[name].header) + self.arrays[name].nbytes
+
+    def _find_damage(self, name: str) -> str:
+        facts = self.arrays[name]
+        found = zlib.crc32(memoryview(self._maps[name])[len(facts.header) :])
+        is_right = facts.crc32 is None or found == facts.crc32
+        return "" if is_right else f"expected CRC-32 {facts.crc32:08x}, found {found:08x}"
+
+
+class ArrayWriter:
+    """Writes the arrays of a new folder, and `meta.json` at the end.
+
+    Args:
+        folder: An empty folder, which is published when all is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._arrays: dict[str, ArrayFacts] = {}
+
+    def add(self, name: str, array: Array) -> None:
+        """Write a whole array [n]."""
+        self.join(name, array.dtype, [array])
+
+    def join(self, name: str, dtype: "np.dtype[Any]", parts: Iterable[Array]) -> None:
+        """Write an array [n] of parts, cast to a dtype."""
+        with self.stream(name, dtype) as stream:
+            for part in parts:
+                stream.append(part)
+
+    @contextmanager
+    def stream(
+        self, name: str, dtype: "np.dtype[Any]", most: int = 0, *, checksum: bool = True
+    ) -> Iterator["ArrayStream"]:
+        """Write an array [n], part after part.
+
+        Args:
+            name: Of the array.
+            dtype: Of its values.
+            most: Its length, or more: space that is reserved first.
+            checksum: Compute its CRC-32; False where its values have checksums of their own.
+        """
+        little = np.dtype(dtype).newbyteorder("<")
+        descr: Any = np.lib.format.dtype_to_descr(little)
+        descr = descr if isinstance(descr, str) else [list(pair) for pair in descr]
+        with new_file(self.folder / f"{name}.npy") as fd:
+            facts = ArrayFacts(descr, (most,))
+            if most:
+                reserve(fd, len(facts.header) + facts.nbytes)
+            write_all(fd, memoryview(facts.header))
+            stream = ArrayStream(fd, little, checksum=checksum)
+            yield stream
+            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32)
+            os.pwrite(fd, facts.header, 0)
+            os.ftruncate(fd, len(facts.header) + stream.nbytes)
+        self._arrays[name] = facts
+
+    def finish(self, kind: str, version: int, key: str, facts: Mapping[str, Any]) -> None:
+        """Write `meta.json`; see `ArrayFolder`.
+
+        Raises:
+            ValueError: It is longer than `MAX_META_BYTES`.
+        """
+        arrays = {name: dataclasses.asdict(about) for name, about in self._arrays.items()}
+        text = encode_meta({"kind": kind, "version": version, "key": key, "arrays": arrays, "facts": dict(facts)})
+        if len(text) > MAX_META_BYTES:
+            raise ValueError(f"{len(text)} bytes of {META_NAME} are too many")
+        with new_file(self.folder / META_NAME) as fd:
+            write_all(fd, memoryview(text))
+
+
+class ArrayStream:
+    """Appends values to a file.
+
+    Attributes:
+        nbytes: Written.
+        crc32: Of them; None without.
+    """
+
+    def __init__(self, fd: int, dtype: "np.dtype[Any]", *, checksum: bool) -> None:
+        self._fd, self._dtype = fd, dtype
+        self.nbytes, self.crc32 = 0, 0 if checksum else None
+
+    def append(self, values: Array) -> None:
+        """Write values."""
+        data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data if values.size else memoryview(b"")
+        write_all(self._fd, data)
+        self.nbytes += data.nbytes
+        if self.crc32 is not None:
+            self.crc32 = zlib.crc32(data, self.crc32)
+
+
+def encode_meta(fields: Mapping[str, Any]) -> bytes:
+    """The one canonical text of these fields, its own CRC-32 included."""
+    return _dump({**fields, _CHECKSUM: zlib.crc32(_dump(fields))})
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """The fields of a `meta.json`, without its CRC-32.
+
+    Raises:
+        StoreError: It cannot be opened.
+        StoreCorruptError: It is not a text that `encode_meta` gives.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        raw = file.read(MAX_META_BYTES + 1)
+    if len(raw) > MAX_META_BYTES:
+        raise corrupt(path, f"expected at most {MAX_META_BYTES} bytes, found more")
+    try:
+        fields: dict[str, Any] = json.loads(raw, object_pairs_hook=refuse_twice)
+        del fields[_CHECKSUM]
+        is_canonical = encode_meta(fields) == raw
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise corrupt(path, f"not a text that was written ({error!s:.200})") from error
+    if not is_canonical:
+        raise corrupt(path, "its bytes are not those that were written")
+    return fields
+
+
+def publish(temp: Path, target: Path) -> None:
+    """Give a folder that is written its name; another process may have been first, whose folder is as good."""
+    sync_folder(temp)
+    try:
+        temp.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        log.info("%s: another process published this store first; it is used", show_path(target))
+    sync_folder(target.parent)
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a store has been published at ``folder``; False also where that cannot be looked up."""
+    return os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir raises where a name is too long or a parent closed
+
+
+def open_regular(path: Path) -> int:
+    """Open a file of a store for reading, without waiting on a pipe or device that stands in its place.
+
+    Raises:
+        StoreError: It cannot be opened.
+        StoreCorruptError: It is missing or not a regular file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise corrupt(path, "expected a file, found nothing") from error
+    except OSError as error:
+        raise StoreError(f"{show_path(path)} cannot be read: {error.strerror}; check its permissions") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise corrupt(path, "not a regular file")
+    return fd
+
+
+def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
+    """Map a file of a store for reading.
+
+    Raises:
+        StoreError: It cannot be opened.
+        StoreCorruptError: It has not the length that `meta.json` says.
+    """
+    fd = open_regular(path)
+    try:
+        found_bytes = os.fstat(fd).st_size
+        if found_bytes != expected_bytes:
+            raise corrupt(path, f"expected {expected_bytes} bytes, found {found_bytes}")
+        return mmap.mmap(fd, expected_bytes, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
+def corrupt(path: Path, problem: str) -> StoreCorruptError:
+    """Make the error for a file of a store whose content is wrong."""
+    folder = show_path(path.parent)
+    return StoreCorruptError(
+        f"{show_path(path)}: {problem}; delete the folder {folder} and run `python -m lit_data prepare` again"
+    )
+
+
+def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: a dict whose names stand once each in the text."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return fields
+
+
+def is_count(value: object) -> bool:
+    """Whether a value of a JSON text is a whole number from 0 that fits into 62 bits."""
+    return type(value) is int and 0 <= value <= MAX_LENGTH
+
+
+def _read_facts(name: str, about: Mapping[str, Any]) -> ArrayFacts:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"no array is called {name!r:.80}")
+    return ArrayFacts(**{**about, "shape": tuple(about["shape"])})
+
+
+def _dump(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"

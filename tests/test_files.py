@@ -51,7 +51,7 @@ def test_checks_say_what_is_allowed() -> None:
     check_choice("finish", None, (None, True))
     check_count("size", 1, 1)
     check_share("part", 1.0)
-    with pytest.raises(ConfigError, match=r"finish=1 is unknown: choose one of null, True"):
+    with pytest.raises(ConfigError, match=r"finish=1 is unknown: choose one of null, true"):
         check_choice("finish", 1, (None, True))
     with pytest.raises(ConfigError, match=r"size=True is not usable: choose a whole number of at least 0"):
         check_count("size", True, 0)

@@ -1,31 +1,26 @@
-"""Worker processes, kept by torch's DataLoader; only small numbers cross its queues."""
+"""Worker processes, each at the end of a pipe that only small numbers cross."""
 
 import atexit
-import copy
 import errno
 import multiprocessing
 import os
+import selectors
 import signal
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, cast
-
-import torch
-from torch.utils.data import DataLoader
+from typing import Any, Final, NoReturn
 
 from lit_data.errors import WorkerDiedError
 from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.machine import count_files
-from lit_data.loading.tasks import RowTask, describe_samples
-from lit_data.loading.worker_process import FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader
-from lit_data.loading.worker_watchdog import Watch
+from lit_data.loading.tasks import Failure, RowTask, Texts, describe_samples
+from lit_data.loading.worker_process import FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader, serve
 from lit_data.loading.workers import Answer, hang_text, log_opencv_threads
-from lit_data.types import Array, RowWriter
+from lit_data.types import RowWriter
 
 _GRACE_S: Final = 1.0
 
@@ -60,7 +55,6 @@ def describe_end(exitcode: int | None) -> tuple[str, str]:
     return f"ended with exit code {exitcode}", "Something in the dataset ends the process."
 
 
-_END: Final = object()
 _FILES: Final = 24
 _FILES_PER_WORKER: Final = 4
 
@@ -69,13 +63,14 @@ class ProcessWorkers:
     """Worker processes that write into slots of shared memory.
 
     They ignore Ctrl-C and SIGTERM, which reach a whole process group, until the main process ends them; they end by
-    themselves within seconds of its death.
+    themselves within seconds of its death. One that dies or hangs is noticed when the main thread waits for an answer,
+    by the sentinels of the processes, and at no other moment: never in the middle of a training step.
 
     Args:
         dataset: Sent to each worker once.
         layout: Its fields.
         workers: How many.
-        start_method: `fork`, `forkserver`, `spawn`, or none for the default of this Python.
+        start_method: `fork`, `forkserver`, `spawn`, or None for the default of this Python.
         timeout_s: Longest wait for one micro-batch; then the workers are killed.
     """
 
@@ -85,88 +80,119 @@ class ProcessWorkers:
         self.dataset, self.workers, self.timeout_s = dataset, workers, timeout_s
         self.board = board = Board(workers)
         self._reader = RowReader(dataset, layout, board)
-        self._context = copy.copy(multiprocessing.get_context(start_method))
-        setattr(self._context, "Event", lambda: board)  # noqa: B010 - see Board
-        self._stream = _Stream(self.board.lines)
-        self._loader: DataLoader[Any] | None = None
-        self._iterators: list[Any] = []  # torch's, at most one
+        self._context: Any = multiprocessing.get_context(start_method)
         self._processes: list[BaseProcess] = []
-        self._watch = Watch(timeout_s, self._processes)
+        self._pipes: list[Connection] = []
+        self._selector = selectors.DefaultSelector()
+        self._issued: dict[int, RowTask] = {}  # in order; also what a broken-off epoch left under way
+        self._answers: dict[int, Texts | Failure] = {}
+        self._count = 0
         # Kept alive by the finalizer, so that they are whole when this object goes, alone or in a cycle.
-        self._end = weakref.finalize(self, _end, os.getpid(), board, self._processes, self._iterators, self._watch)
+        self._end = weakref.finalize(self, _end, os.getpid(), board, self._processes, self._pipes, self._selector)
         _open.add(self)
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
-        """Let torch hand out the tasks and wait for the answers.
+        """Hand out the tasks, to each worker in turn, and wait for the answers.
 
         Raises:
             WorkerDiedError: A worker died, took longer than the timeout, or could not be started.
         """
-        if self._stream.issued:  # what a broken-off epoch left under way is not wanted
-            self.board.lines[0, PLAN] = self._stream.issued[-1].plan + 1
-        try:
-            if self._loader is None:
-                self._start(depth)
-            self._stream.tasks = tasks
-            answers = self._restart()
-            while True:
-                with self._watch.waiting():
-                    answer: Any = next(answers, _END)
-                if answer is _END:
-                    return
-                yield self._stream.issued.popleft(), answer
-        except (RuntimeError, OSError) as error:
-            self._explain(error)
-            raise
-        finally:
-            if self._stream.tasks is tasks:
-                self._stream.tasks = iter(())  # these know the loader, which would be kept alive
+        if not self._processes:
+            self._start()
+        self._forget_stale()
+        first = self._count
+        while True:
+            while len(self._issued) <= depth and (task := next(tasks, None)) is not None:
+                self._issue(task, (self._count - first) % self.workers)
+            if not self._issued:
+                return
+            number = next(iter(self._issued))
+            self._wait_for(number)
+            yield self._issued.pop(number), self._answers.pop(number)
 
     def close(self) -> None:
         """End the processes: those that listen at once, those that hang or are stopped by force."""
         self._end()
 
-    def _start(self, depth: int) -> None:
-        """Start the processes without tasks, so that none dies of one before it is known here."""
+    def _start(self) -> None:
+        """Start the processes and wait until they listen."""
         limit, opened = count_files()
         if opened + _FILES + _FILES_PER_WORKER * self.workers > limit:
             raise WorkerDiedError(_describe_files(self.workers))
         log_opencv_threads()
-        before = {process.pid for process in multiprocessing.active_children()}
-        self._loader = DataLoader(
-            cast(Any, self._reader),  # a map-style dataset whose keys are messages
-            batch_size=None,
-            sampler=self._stream,
-            num_workers=self.workers,
-            collate_fn=_pass,
-            worker_init_fn=self._reader.start,
-            multiprocessing_context=self._context,
-            prefetch_factor=-(-(depth + 1) // self.workers),
-            persistent_workers=True,
-            generator=torch.Generator(),  # or it would draw from the global one, and change what a model draws
-        )
         try:
-            self._iterators.append(iter(self._loader))
-        finally:  # also of those that started before one could not
-            self._processes.extend(p for p in multiprocessing.active_children() if p.pid not in before)
-            self._watch.start()
-
-    def _restart(self) -> Iterator[Any]:
-        with self._watch.waiting():
-            answers = iter(cast(DataLoader[Any], self._loader))  # takes in what a broken-off epoch left under way
-        self._stream.forget_stale()
-        return answers
-
-    def _explain(self, error: Exception) -> None:
-        """Raise what an error is about, if a worker is gone or there are too few files."""
-        if getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in str(error):
+            for number in range(self.workers):
+                self._start_one(number)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
             raise WorkerDiedError(_describe_files(self.workers)) from error
-        ended = find_ended(self._processes, 1 if self._watch.lost else 0)
-        if self._watch.timed_out:
-            raise WorkerDiedError(self._describe_hang()) from error
-        if not ended:
-            return
-        first = next((process for process in ended if process.exitcode), ended[0])
+        ready, deadline_s = 0, time.monotonic() + self.timeout_s
+        while ready < self.workers:
+            ready += self._receive(deadline_s)
+
+    def _start_one(self, number: int) -> None:
+        here, there = self._context.Pipe()
+        with there:
+            arguments = (self._reader, number, self.workers, there)
+            process = self._context.Process(target=serve, args=arguments, daemon=True)
+            process.start()
+        self._processes.append(process)
+        self._pipes.append(here)
+        self._selector.register(here, selectors.EVENT_READ, here)
+        self._selector.register(process.sentinel, selectors.EVENT_READ)
+
+    def _issue(self, task: RowTask, worker: int) -> None:
+        slot = task.slot
+        assert slot.handle is not None
+        self.board.lines[0, PLAN] = task.plan
+        message: Message = (
+            *(self._count, slot.serial, slot.oldest, slot.handle, slot.samples),
+            *(task.first, task.stop, task.epoch, task.plan),
+        )
+        self._issued[self._count] = task
+        self._count += 1
+        with suppress(BrokenPipeError):  # its sentinel tells
+            self._pipes[worker].send(message)
+
+    def _forget_stale(self) -> None:
+        """Let workers end what a broken-off epoch left under way; they leave out what they have not begun."""
+        if self._issued:
+            self.board.lines[0, PLAN] = max(task.plan for task in self._issued.values()) + 1
+        for number in list(self._issued):
+            self._wait_for(number)
+            del self._issued[number], self._answers[number]
+
+    def _wait_for(self, number: int) -> None:
+        deadline_s = time.monotonic() + self.timeout_s
+        while number not in self._answers:
+            self._receive(deadline_s)
+
+    def _receive(self, deadline_s: float) -> int:
+        """Take in what has arrived, at least one message; returns how many.
+
+        Raises:
+            WorkerDiedError: A worker is gone, or nothing came in time.
+        """
+        ready = self._selector.select(max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            for process in self._processes:
+                process.kill()
+            raise WorkerDiedError(self._describe_hang())
+        try:
+            messages = [key.data.recv() for key, _ in ready if key.data is not None]
+        except (EOFError, OSError) as error:
+            self._raise_death(error)
+        if len(messages) < len(ready):
+            self._raise_death()
+        self._answers.update(message for message in messages if message is not None)
+        return len(messages)
+
+    def _raise_death(self, error: Exception | None = None) -> NoReturn:
+        ended = find_ended(self._processes, _GRACE_S)
+        for process in ended:
+            process.join(_GRACE_S)  # its sentinel may be there before its exit code
+        first = next((process for process in ended if process.exitcode), ended[0]) if ended else self._processes[0]
         check: Any = getattr(self.dataset, "check_sources", None)
         if first.exitcode == -signal.SIGBUS and check:
             check()
@@ -177,12 +203,12 @@ class ProcessWorkers:
         raise WorkerDiedError(f"worker {first.pid} {how} while it had {held or 'no sample'}. {hint}") from error
 
     def _describe_hang(self) -> str:
-        if not self._stream.issued:
+        if not self._issued:
             return (
                 f"the workers had not started after timeout_s={self.timeout_s:g} s: is the machine busy, or the "
                 "dataset slow to be sent to them? Raise data.loader.timeout_s, or take fewer data.loader.num_workers"
             )
-        task = self._stream.issued[0]
+        task = next(iter(self._issued.values()))
         busy = [line for line in self.board.lines[1:] if line[SLOT] >= 0]
         busy.sort(key=lambda line: (line[SLOT], line[FIRST]) != (task.slot.serial, task.first))
         pid = int(busy[0][PID]) if busy else 0
@@ -191,39 +217,11 @@ class ProcessWorkers:
 
     def _held_by(self, pid: int) -> str:
         for line in self.board.lines[1:]:
-            task = next((task for task in self._stream.issued if task.slot.serial == line[SLOT]), None)
+            task = next((task for task in self._issued.values() if task.slot.serial == line[SLOT]), None)
             if line[PID] == pid and task is not None:
                 indices = task.slot.arrays[INDICES][line[FIRST] : line[STOP]]
                 return describe_samples(self.dataset, indices)
         return ""
-
-
-class _Stream:
-    """The sampler: gives torch the next task whenever it asks, also after it had none for a while."""
-
-    def __init__(self, lines: Array) -> None:
-        self.tasks: Iterator[RowTask] = iter(())
-        self.issued: deque[RowTask] = deque()
-        self._lines = lines
-        self._fresh = 0
-
-    def __iter__(self) -> "_Stream":
-        self._fresh = 0
-        return self
-
-    def __next__(self) -> Message:
-        task = next(self.tasks)
-        self.issued.append(task)
-        self._fresh += 1
-        self._lines[0, PLAN] = task.plan
-        slot = task.slot
-        assert slot.handle is not None
-        return slot.serial, slot.oldest, slot.handle, slot.samples, task.first, task.stop, task.epoch, task.plan
-
-    def forget_stale(self) -> None:
-        """Forget the tasks that were issued before the last `iter`."""
-        while len(self.issued) > self._fresh:
-            self.issued.popleft()
 
 
 _open: "weakref.WeakSet[ProcessWorkers]" = weakref.WeakSet()
@@ -236,28 +234,23 @@ def _close_all() -> None:
         workers.close()
 
 
-def _disown() -> None:
-    """In a forked process: torch's iterators belong to the parent, whose workers they would look after and end here."""
-    for workers in list(_open):
-        for iterator in workers._iterators:
-            iterator._shutdown = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown)
-
-
-def _end(owner: int, board: Board, processes: list[BaseProcess], iterators: list[Any], watch: Watch) -> None:
+def _end(
+    owner: int,
+    board: Board,
+    processes: list[BaseProcess],
+    pipes: list[Connection],
+    selector: selectors.BaseSelector,
+) -> None:
     if os.getpid() != owner:
         return  # a copy in a forked process
     board.set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         send_signal(number, processes)
-    for iterator in iterators:
-        iterator._shutdown_workers()  # or its queues would live as long as the traceback of an error
-    iterators.clear()
+    selector.close()
+    for pipe in pipes:
+        pipe.close()
+    pipes.clear()
     processes.clear()
-    watch.end()
 
 
 def _describe_files(workers: int) -> str:
@@ -266,7 +259,3 @@ def _describe_files(workers: int) -> str:
         f"about {_FILES + _FILES_PER_WORKER * workers} beside those of the program: raise the limit or lower "
         "data.loader.num_workers"
     )
-
-
-def _pass(answer: Any) -> Any:  # noqa: ANN401 - torch's own conversion would turn tuples into lists
-    return answer

@@ -3,14 +3,16 @@
 import faulthandler
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker as torch_worker  # where `get_worker_info` looks; nothing public sets it
 
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
 from lit_data.loading.layout import Layout
@@ -18,9 +20,10 @@ from lit_data.loading.tasks import Failure, Texts, check_crossing, write
 from lit_data.loading.workers import THREADS_VARIABLE
 from lit_data.types import Array, RowWriter
 
-Message = tuple[int, int, Handle, int, int, int, int, int]
-"""Slot, oldest slot that exists, its memory, its samples, first row, end, epoch, plan: what a task is to a worker."""
+Message = tuple[int, int, int, Handle, int, int, int, int, int]
+"""A task: its number, slot, oldest slot that exists, memory and samples of the slot, first row, end, epoch, plan."""
 
+_SEED: Final = 0  # of what a dataset may draw from global generators, in a worker
 CLOSING, PLAN = 0, 1
 """Columns of the main process's line: the workers shall end; tasks of older plans are not wanted any more."""
 PID, SLOT, FIRST, STOP = range(4)
@@ -29,9 +32,6 @@ PID, SLOT, FIRST, STOP = range(4)
 
 class Board:
     """A few numbers that all processes see: line 0 is written by the main process, line i + 1 by worker i.
-
-    It is also the event by which torch tells its workers to end. torch's own has a lock, which a worker that is killed
-    may have taken, and then the main process hangs (see the notes in torch's ``_shutdown_workers``).
 
     Args:
         workers: How many workers.
@@ -52,22 +52,25 @@ class Board:
         self.lines[0, PLAN] = np.iinfo(np.int64).max
         self.lines[0, CLOSING] = 1
 
-    def is_set(self) -> bool:
-        """Whether the workers shall end."""
-        return bool(self.lines[0, CLOSING])
-
 
 class RowReader:
-    """What torch's workers call: a dataset whose `index` is a message."""
+    """What a worker does with a message.
+
+    Args:
+        dataset: Writes the samples.
+        layout: Of a slot.
+        board: Where the worker says what it is at.
+    """
 
     def __init__(self, dataset: RowWriter, layout: Layout, board: Board) -> None:
         self.dataset, self.layout, self.board = dataset, layout, board
         self._slots: dict[int, dict[str, Array]] = {}
 
-    def __getitem__(self, message: Message) -> Texts | Failure:
-        serial, oldest, handle, samples, first, stop, epoch, plan = message
-        worker, lines = get_worker_info(), self.board.lines
-        line = lines[worker.id + 1 if worker else 1]
+    def read(self, message: Message, worker: int) -> Texts | Failure:
+        """Write the rows of a message; returns what does not fit into rows, or what went wrong."""
+        _, serial, oldest, handle, samples, first, stop, epoch, plan = message
+        lines = self.board.lines
+        line = lines[worker + 1]
         if plan < lines[0, PLAN]:
             return None  # nobody wants it any more, and the slot may be gone
         line[:] = os.getpid(), serial, first, stop
@@ -79,26 +82,46 @@ class RowReader:
         line[SLOT] = -1
         return check_crossing(answer) or None
 
-    def start(self, worker: int) -> None:
-        """Set up this process as a worker: one thread, and deaf to signals that are meant for the main process."""
-        lines = self.board.lines
-        lines[worker + 1] = os.getpid(), -1, 0, 0
-        faulthandler.disable()  # the main process says how a worker ended
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if lines[0, CLOSING] else None)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        torch.set_num_threads(1)
-        if THREADS_VARIABLE not in os.environ:
-            os.environ[THREADS_VARIABLE] = "1"  # for an OpenCV that is imported later
-            if "cv2" in sys.modules:
-                sys.modules["cv2"].setNumThreads(0)
+
+def serve(reader: RowReader, worker: int, workers: int, pipe: Connection) -> None:
+    """Be a worker: answer each message with its number and what came of it; first say that this process listens.
+
+    Args:
+        reader: What to do.
+        worker: Number of this one.
+        workers: Of all.
+        pipe: To the main process.
+    """
+    _set_up(reader, worker, workers)
+    pipe.send(None)
+    while True:
+        message: Message = pipe.recv()
+        pipe.send((message[0], reader.read(message, worker)))
+
+
+def _set_up(reader: RowReader, worker: int, workers: int) -> None:
+    """One thread, random numbers of its own, and deaf to signals that are meant for the main process."""
+    lines = reader.board.lines
+    lines[worker + 1] = os.getpid(), -1, 0, 0
+    faulthandler.disable()  # the main process says how a worker ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if lines[0, CLOSING] else None)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    seed = _SEED + worker
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the generators that somebody's dataset may draw from
+    torch.manual_seed(seed)
+    dataset: Any = reader.dataset
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+    if THREADS_VARIABLE not in os.environ:
+        os.environ[THREADS_VARIABLE] = "1"  # for an OpenCV that is imported later
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(0)
 
 
 def _end_with_parent() -> None:
-    """Kill this process once its parent is gone: torch looks for that only between tasks, which may hang.
-
-    Nor does torch see it under a fork server, which lives as long as its workers do.
-    """
+    """Kill this process once its parent is gone, also under a fork server, which lives as long as its workers do."""
     parent, number = multiprocessing.parent_process(), os.getppid()
     while parent and parent.is_alive() and os.getppid() == number:
         parent.join(1)

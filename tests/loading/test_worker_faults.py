@@ -108,6 +108,17 @@ class Open(Protocol):
     def __call__(self, dataset: object, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader: ...
 
 
+class Asking:
+    fields: Mapping[str, FieldSpec] = {"worker": FieldSpec((2,), "int64")}
+
+    def __len__(self) -> int:
+        return 64
+
+    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        rows["worker"][:] = (info.id, info.num_workers) if info else (-1, -1)
+
+
 @pytest.fixture
 def open_loader(no_orphans: None) -> Iterator[Open]:
     """Makes loaders with two processes, and afterwards fails if anything of them is left."""
@@ -217,22 +228,11 @@ def test_a_worker_that_dies_during_a_training_step_is_reported_at_the_next_batch
     assert sum(len(batch["index"]) for batch in other) == 64
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_what_torch_says_of_other_loaders_still_arrives(
-    closed: bool, monkeypatch: pytest.MonkeyPatch, open_loader: Open
-) -> None:
-    def report(*_: object) -> None:
-        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
-
-    loader = open_loader(Faulty(), shuffle=True)
-    next(iter(loader))
-    if closed:
-        loader.close()
-    monkeypatch.setattr("lit_data.loading.worker_watchdog._front._before", [report])
-    with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid 1\) is killed"):
-        signal.raise_signal(signal.SIGCHLD)
-    monkeypatch.undo()
-    assert len(list(loader)) == 4
+def test_a_dataset_learns_which_worker_it_is_in(open_loader: Open) -> None:
+    loader = open_loader(Asking())
+    rows = [row for batch in loader for row in batch["worker"].tolist()]
+    assert sorted({tuple(row) for row in rows}) == [(0, 2), (1, 2)]
+    assert torch.utils.data.get_worker_info() is None
 
 
 @pytest.mark.slow

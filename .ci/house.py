@@ -15,10 +15,10 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 33_900,
+    "code lines": 33_750,
     "files": 370,
     "files in circles": 0,
-    "casts": 27,
+    "casts": 25,
     "longest function": 40,
     "lone files": 4,
     "median function": 5,

@@ -1,131 +1,40 @@
-"""Curves as SVG that stands in the page: it follows light and dark, and any width."""
+"""Curves as pictures that Matplotlib draws as SVG; each follows light and dark and any width."""
 
+import io
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
 from lit_data.commands.reports.curves import Series, split_off_last, thin
-from lit_data.commands.reports.markup import Markup, choose_scale, element, find_unit, format_number, format_value, join
+from lit_data.commands.reports.units import choose_scale, find_unit, format_number, format_value
 
-WIDTH: Final = 400.0
-HEIGHT: Final = 214.0
-LEFT: Final = 44.0
-RIGHT: Final = WIDTH - 12.0
-TOP: Final = 16.0
-BOTTOM: Final = HEIGHT - 20.0
+COLOURS: Final = ("#1f5fa8", "#d9730d", "#2a8a57", "#8250c4", "#c2255c", "#0b8a9a", "#8a6d1d", "#64748b")
+"""Of lines in light; those of page.css."""
+_DARK: Final = ("#6aa9ee", "#f2a65a", "#63c795", "#b794f0", "#f07ba4", "#4fc7d6", "#d3b65c", "#a0aec0")
+_SOFT, _RULE, _CARD = "#5a6576", "#e1e5ea", "#fffffe"
+_IN_DARK: Final = {**dict(zip(COLOURS, _DARK, strict=True)), _SOFT: "#9aa6b6", _RULE: "#2c3541", _CARD: "#1a2029"}
+_STYLE: Final = "text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif}"
+_WIDTH_PX, _HEIGHT_PX = 400.0, 214.0
+_FRAME: Final = (44.0, 20.0, 344.0, 178.0)  # left, bottom, width, height
+_PX: Final = 1 / 72  # of the figure: a point of SVG is a pixel of ours
 
 _LOG_RANGE: Final = 300.0
 _MOST: Final = 1e60  # a loss that runs away is shown up to here: ranges of larger numbers overflow
+_LEAST: Final = 1e-60
 _FROM_ZERO: Final = ("B", "%", "s", "us", "ms", "samples/s", "/s")
-
-
-@dataclass(frozen=True)
-class ChartAxis:
-    """A range of numbers and where it lies in the chart.
-
-    Attributes:
-        low: The number at `begin`.
-        high: The number at `end`; above `low`.
-        begin: A place in the chart's own units.
-        end: The other place.
-        is_log: Whether equal ways are equal factors.
-        divisor: What the numbers are divided by to be read.
-        unit: What they then are.
-    """
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    is_log: bool = False
-    divisor: float = 1.0
-    unit: str = ""
-
-    def place(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Where numbers lie; NaN for those without a place."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values = np.where(np.abs(values) < _MOST, values, np.nan)
-            if self.is_log:
-                share = np.log(values / self.low) / math.log(self.high / self.low)
-            else:
-                share = (values - self.low) / (self.high - self.low)
-        return np.asarray(self.begin + share * (self.end - self.begin))
-
-    def find_ticks(self, most: int) -> list[tuple[float, str]]:
-        """Round numbers of the range with their texts."""
-        numbers = _find_powers(self.low, self.high) if self.is_log else _find_rounds(self.low, self.high, most, self)
-        return [(number, _format_tick(number / self.divisor)) for number in numbers]
-
-
-def make_value_axis(values: NDArray[np.float64], unit: str) -> ChartAxis:
-    """The upright axis for numbers of a unit, which may be NaN."""
-    finite = values[np.abs(values) < _MOST]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    divisor, name = choose_scale(unit, max(abs(low), abs(high)))
-    if not unit and low > 0 and high / low > _LOG_RANGE:
-        return ChartAxis(low / 1.2, high * 1.2, BOTTOM, TOP, is_log=True)
-    if unit in _FROM_ZERO and low >= 0:
-        low = 0.0
-    margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
-    return ChartAxis(low - margin if low else low, high + margin, BOTTOM, TOP, divisor=divisor, unit=name)
-
-
-def make_step_axis(steps: Sequence[NDArray[np.int64]]) -> ChartAxis:
-    """The lower axis over all steps."""
-    low, high = min(int(found.min()) for found in steps), max(int(found.max()) for found in steps)
-    return ChartAxis(low, max(high, low + 1), LEFT, RIGHT)
-
-
-def _find_rounds(low: float, high: float, most: int, axis: ChartAxis) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, in the unit that is read."""
-    low, high = low / axis.divisor, high / axis.divisor
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [number * step * axis.divisor for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _find_powers(low: float, high: float) -> list[float]:
-    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-    step = max(1, math.ceil(len(powers) / 5))
-    return [10.0**power for power in powers[::step]]
-
-
-def _format_tick(number: float) -> str:
-    if number and (abs(number) >= 1e5 or abs(number) < 1e-3):
-        return f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    return format_number(round(number, 10))
-
-
-def trace(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
-    """A path through the points that are there; it begins anew after each gap."""
-    pieces, pen = [], "M"
-    for px, py in zip(x, y, strict=True):
-        if math.isfinite(py):
-            pieces.append(f"{pen}{px:.1f} {py:.1f}")
-        pen = "L" if math.isfinite(py) else "M"
-    return "".join(pieces)
-
-
-def trace_band(x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> str:
-    """An outline around what lies between two lines; one for each piece without a gap."""
-    there = np.isfinite(low) & np.isfinite(high)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], there, [False]]).astype(np.int8)))
-    pieces = []
-    for first, end in zip(edges[::2], edges[1::2], strict=True):
-        upper = [f"{px:.1f} {py:.1f}" for px, py in zip(x[first:end], high[first:end], strict=True)]
-        lower = [f"{px:.1f} {py:.1f}" for px, py in zip(x[first:end], low[first:end], strict=True)]
-        pieces.append(f"M{'L'.join([*upper, *lower[::-1]])}Z")
-    return "".join(pieces)
-
-
-COLOURS = 8
-"""Colours of lines, in page.css."""
+_MOST_EPOCHS: Final = 8
+_DASHES: Final[tuple[Any, ...]] = ("solid", (0, (3, 2.2)), (0, (1, 2.5)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +45,7 @@ class ChartLine:
         name: Of the metric, which tells the unit.
         label: In the legend.
         series: At least one point.
-        look: Number of the colour; from `COLOURS` on the line is dashed.
+        look: Number of the colour; from as many as there are on, the line is dashed.
         is_dashed: Dashed whatever the number.
     """
 
@@ -147,10 +56,58 @@ class ChartLine:
     is_dashed: bool = False
 
     @property
-    def classes(self) -> str:
-        """For the style sheet."""
-        dash = min(self.look // COLOURS, 2)
-        return f"c{self.look % COLOURS}" + (f" dash{dash or 1}" if dash or self.is_dashed else "")
+    def colour(self) -> int:
+        """Number of the colour."""
+        return self.look % len(COLOURS)
+
+    @property
+    def dash(self) -> int:
+        """0 for a whole line, 1 for a dashed one, 2 for dots."""
+        return min(self.look // len(COLOURS), 2) or int(self.is_dashed)
+
+    @property
+    def end(self) -> str:
+        """Its last value, and whether it is the last."""
+        if not len(self.series.finite):
+            return "no number"
+        broken = "" if np.isfinite(self.series.values[-1]) else ", then not a number"
+        return f"{format_value(self.name, self.series.last)}{broken}"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart for the page.
+
+    Attributes:
+        title: Of the figure.
+        unit: Of the numbers, and whether the axis is logarithmic.
+        lines: For the legend.
+        uri: The picture.
+        description: The same in words.
+        data: JSON of what the pointer reads: frame, ranges, and the points of each line.
+        stacked: Whether lines are parts of a whole.
+        legend: Whether lines are named below.
+    """
+
+    title: str
+    unit: str
+    lines: Sequence[ChartLine]
+    uri: str
+    description: str
+    data: str
+    stacked: bool
+    legend: bool
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The upright axis, in the unit that is read."""
+
+    low: float
+    high: float
+    divisor: float = 1.0
+    unit: str = ""
+    is_log: bool = False
 
 
 def draw_chart(
@@ -161,8 +118,8 @@ def draw_chart(
     most_points: int = 240,
     legend: bool = True,
     stacked: bool = False,
-) -> Markup:
-    """A figure with title, curves and legend.
+) -> Chart:
+    """Draw curves.
 
     Values that are no numbers leave gaps. A ring is the score of the best checkpoint, taken after training.
 
@@ -174,129 +131,146 @@ def draw_chart(
         legend: Whether to name the lines below, with their last values.
         stacked: Parts of a whole, one on the other; all have the same steps.
     """
-    shown = _stack(lines, most_points) if stacked else lines
-    x_axis = make_step_axis([line.series.steps for line in shown])
-    y_axis = make_value_axis(np.concatenate([line.series.values for line in shown]), find_unit(lines[0].name))
-    parts = [*_draw_grid(y_axis, x_axis), *_mark_epochs(x_axis, epoch_ends or {})]
+    shown = {line.label: thin(split_off_last(line.series)[0], most_points) for line in lines}
+    every = [line.series.values for line in lines]
     if stacked:
-        parts += _draw_areas(shown, x_axis, y_axis)
-    else:
-        parts += [_draw_line(line, x_axis, y_axis, most_points) for line in shown]
-    attributes: dict[str, str | float | None] = {
-        **{"viewBox": f"0 0 {WIDTH:g} {HEIGHT:g}", "role": "img", "aria-label": _describe(title, lines)},
-        **{"data-x": f"{x_axis.low:g} {x_axis.high:g}", "data-unit": y_axis.unit},
-        "data-y": " ".join(f"{number / y_axis.divisor:.6g}" for number in (y_axis.low, y_axis.high)),
-        "data-log": "" if y_axis.is_log else None,
-    }
-    unit = ", ".join(filter(None, (y_axis.unit, "logarithmic" if y_axis.is_log else "")))
-    caption = element(
-        "figcaption", None, element("strong", None, title), element("span", {"class": "unit"}, unit) if unit else ""
+        every = [np.cumsum([np.nan_to_num(shown[line.label][0].values) for line in lines], axis=0)]
+    found = _choose_range(np.concatenate([values.ravel() for values in every]), find_unit(lines[0].name))
+    steps = (min(int(line.series.steps[0]) for line in lines), max(int(line.series.steps[-1]) for line in lines))
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 11.3}):
+        figure = Figure(figsize=(_WIDTH_PX * _PX, _HEIGHT_PX * _PX))
+        axes = _open_axes(figure, found, steps)
+        _mark_epochs(axes, epoch_ends or {}, steps)
+        if stacked:
+            _draw_areas(axes, lines, shown, found)
+        else:
+            for line in lines:
+                _draw_line(axes, line, shown[line.label], found)
+        uri = _write_svg(figure)
+    return Chart(
+        title=title,
+        unit=", ".join(filter(None, (found.unit, "logarithmic" if found.is_log else ""))),
+        lines=lines,
+        uri=uri,
+        description=_describe(title, lines),
+        data=_write_data(lines, shown, found, steps),
+        stacked=stacked,
+        legend=legend,
     )
-    named = _list_lines(lines, "legend areas" if stacked else "legend") if legend else Markup()
-    return element("figure", {"class": "chart"}, caption, element("svg", attributes, *parts), named)
 
 
-def draw_swatch(line: ChartLine) -> Markup:
-    """A short piece of a line, for a legend."""
-    piece = element("path", {"class": f"line {line.classes}", "d": "M1 6H21"})
-    return element("svg", {"class": "swatch", "viewBox": "0 0 22 12", "aria-hidden": "true"}, piece)
+def _choose_range(values: NDArray[np.float64], unit: str) -> _Range:
+    finite = values[np.abs(values) < _MOST]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    divisor, name = choose_scale(unit, max(abs(low), abs(high)))
+    if not unit and low > _LEAST and high / low > _LOG_RANGE:
+        return _Range(low / 1.2, high * 1.2, is_log=True)
+    if unit in _FROM_ZERO and low >= 0:
+        low = 0.0
+    margin = max(0.06 * (high - low) or 0.5 * abs(high) or 1.0, 1e-9 * abs(high), _LEAST)
+    return _Range((low - margin if low else low) / divisor, (high + margin) / divisor, divisor, name)
 
 
-def _stack(lines: Sequence[ChartLine], most_points: int) -> list[ChartLine]:
-    total, found = np.zeros(1), []
-    for line in lines:
-        points, _, _ = thin(line.series, most_points)
-        total = total + np.nan_to_num(points.values)
-        found.append(replace(line, series=replace(points, values=total)))
-    return found
+def _open_axes(figure: Figure, found: _Range, steps: tuple[int, int]) -> Axes:
+    left, bottom, width, height = _FRAME
+    axes = figure.add_axes((left / _WIDTH_PX, bottom / _HEIGHT_PX, width / _WIDTH_PX, height / _HEIGHT_PX))
+    axes.set_yscale("log" if found.is_log else "linear")
+    axes.set_ylim(found.low, found.high)
+    axes.set_xlim(steps[0], max(steps[1], steps[0] + 1))
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_color(_SOFT)
+    axes.minorticks_off()
+    axes.tick_params(length=0, colors=_SOFT, pad=5)
+    axes.grid(axis="y", color=_RULE)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(LogLocator(numticks=5) if found.is_log else MaxNLocator(5, steps=[1, 2, 5, 10]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda number, _: _format_tick(number)))
+    axes.annotate("step", (-10, -5), xycoords="axes points", ha="right", va="top", color=_SOFT)
+    return axes
 
 
-def _draw_grid(y_axis: ChartAxis, x_axis: ChartAxis) -> list[Markup]:
-    parts = []
-    for number, text in y_axis.find_ticks(5):
-        y = round(float(y_axis.place(np.array([number]))[0]), 1)
-        parts.append(element("path", {"class": "grid", "d": f"M{LEFT:g} {y}H{RIGHT:g}"}))
-        parts.append(element("text", {"class": "tick y", "x": LEFT - 6, "y": y + 4}, text))
-    parts.append(element("path", {"class": "axis", "d": f"M{LEFT:g} {BOTTOM:g}H{RIGHT:g}"}))
-    for number, text in x_axis.find_ticks(5):
-        if number == int(number):
-            x = round(float(x_axis.place(np.array([number]))[0]), 1)
-            parts.append(element("text", {"class": "tick x", "x": x, "y": BOTTOM + 15}, text))
-    parts.append(element("text", {"class": "tick end", "x": LEFT - 10, "y": BOTTOM + 15}, "step"))
-    return parts
+def _format_tick(number: float) -> str:
+    if number and (abs(number) >= 1e5 or abs(number) < 1e-3):
+        return f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return format_number(round(number, 10))
 
 
-def _mark_epochs(x_axis: ChartAxis, epoch_ends: Mapping[int, int]) -> list[Markup]:
+def _mark_epochs(axes: Axes, epoch_ends: Mapping[int, int], steps: tuple[int, int]) -> None:
     """A mark where each epoch ends; of many, some."""
-    ends = [(epoch, step) for epoch, step in epoch_ends.items() if x_axis.low < step <= x_axis.high]
+    ends = [(epoch, step) for epoch, step in epoch_ends.items() if steps[0] < step <= steps[1]]
     if len(ends) > 1 and ends[-1][1] - ends[-2][1] == 1:
         ends.pop()  # the scores after training
-    every, parts = -(-len(ends) // 8) or 1, []
+    every = -(-len(ends) // _MOST_EPOCHS) or 1
     for epoch, step in ends[every - 1 :: every]:
-        x = round(float(x_axis.place(np.array([float(step)]))[0]), 1)
         text = f"epoch {epoch + 1}" if len(ends) < 6 else f"{epoch + 1}"
-        parts.append(element("path", {"class": "epoch", "d": f"M{x} {TOP:g}V{BOTTOM:g}"}))
-        parts.append(element("text", {"class": "tick end", "x": x, "y": TOP - 4}, text))
-    return parts
+        axes.axvline(step, color=_SOFT, linewidth=1, linestyle=(0, (2, 4)), alpha=0.5)
+        axes.annotate(text, (step, 1), xycoords=("data", "axes fraction"), ha="right", va="bottom", color=_SOFT)
 
 
-def _draw_line(line: ChartLine, x_axis: ChartAxis, y_axis: ChartAxis, most_points: int) -> Markup:
-    curve, final = split_off_last(line.series)
-    points, low, high = thin(curve, most_points)
-    x, y = x_axis.place(points.steps.astype(np.float64)), y_axis.place(points.values)
-    parts = []
-    if len(points.values) < len(curve.values):
-        band = trace_band(x, y_axis.place(low), y_axis.place(high))
-        parts.append(element("path", {"class": f"band {line.classes}", "d": band}))
-    parts.append(element("path", {"class": f"line {line.classes}", "d": trace(x, y), "data-label": line.label}))
-    if np.isfinite(y).sum() == 1:
-        parts += _draw_dots(points, "dot", line, x_axis, y_axis)
+def _draw_line(axes: Axes, line: ChartLine, points: tuple[Series, Any, Any], found: _Range) -> None:
+    (mean, low, high), colour = points, COLOURS[line.colour]
+    final = split_off_last(line.series)[1]
+    if len(mean.values) < len(line.series.values) - (final is not None):
+        lower, upper = _clip(low, found), _clip(high, found)
+        axes.fill_between(mean.steps, lower, upper, color=colour, alpha=0.16, linewidth=0)
+    values = _clip(mean.values, found)
+    axes.plot(mean.steps, values, color=colour, linewidth=2.1, linestyle=_DASHES[line.dash], clip_on=False)
+    if np.isfinite(values).sum() == 1:
+        axes.plot(mean.steps, values, "o", color=colour, markersize=6, clip_on=False)
     if final is not None:
-        parts += _draw_dots(final, "ring", line, x_axis, y_axis)
-    return join(parts)
+        ring = {"markerfacecolor": _CARD, "markeredgecolor": colour, "markeredgewidth": 2}
+        axes.plot(final.steps, _clip(final.values, found), "o", markersize=6.8, clip_on=False, **ring)  # type: ignore[arg-type]
 
 
-def _draw_dots(points: Series, kind: str, line: ChartLine, x_axis: ChartAxis, y_axis: ChartAxis) -> Iterator[Markup]:
-    xs, ys = x_axis.place(points.steps.astype(np.float64)), y_axis.place(points.values)
-    for x, y in zip(xs, ys, strict=True):
-        if math.isfinite(y):
-            place = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": "3.4"}
-            yield element("circle", {"class": f"{kind} {line.classes}", **place})
+def _draw_areas(axes: Axes, lines: Sequence[ChartLine], shown: Mapping[str, Any], found: _Range) -> None:
+    steps = shown[lines[0].label][0].steps
+    parts = [np.nan_to_num(shown[line.label][0].values) / found.divisor for line in lines]
+    axes.stackplot(steps, parts, colors=[COLOURS[line.colour] for line in lines], alpha=0.75, linewidth=0)
 
 
-def _draw_areas(lines: Sequence[ChartLine], x_axis: ChartAxis, y_axis: ChartAxis) -> Iterator[Markup]:
-    """What lies between each line and the one before, which is below."""
-    below = np.zeros(len(lines[0].series.values))
+def _clip(values: NDArray[np.float64], found: _Range) -> NDArray[np.float64]:
+    """Values in the unit that is read; NaN for those without a place."""
+    with np.errstate(invalid="ignore"):
+        return np.where((np.abs(values) < _MOST) & (~found.is_log | (values > 0)), values / found.divisor, np.nan)
+
+
+def _write_svg(figure: Figure) -> str:
+    """The figure as a data URI, in colours that change with the page's."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
+    svg = re.sub(r"font-family:[^;\"]*;? ?| id=\"[a-z][^\"]*\"(?=/?>)", "", re.sub(r"\s+", " ", svg))
+    svg = re.sub(r"(\d\.\d)\d{3,}", r"\1", svg)
+    names = {light: f"var(--v{number})" for number, light in enumerate(_IN_DARK)}
+    svg = re.sub("|".join(names), lambda match: names[match[0]], svg)
+    light, dark = (";".join(f"--v{n}:{c}" for n, c in enumerate(colours)) for colours in (_IN_DARK, _IN_DARK.values()))
+    style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{_STYLE}</style>"
+    return f"data:image/svg+xml,{quote(svg.replace('>', f'>{style}', 1), safe=' =:/;,.()-')}"
+
+
+def _write_data(lines: Sequence[ChartLine], shown: Mapping[str, Any], found: _Range, steps: tuple[int, int]) -> str:
+    left, _, width, _ = _FRAME
+    read = []
     for line in lines:
-        x = x_axis.place(line.series.steps.astype(np.float64))
-        outline = trace_band(x, y_axis.place(below), y_axis.place(line.series.values))
-        yield element("path", {"class": f"area {line.classes}", "d": outline})
-        below = line.series.values
-
-
-def _list_lines(lines: Sequence[ChartLine], classes: str) -> Markup:
-    entries = [
-        element("li", None, draw_swatch(line), line.label, " ", element("b", None, _describe_end(line)))
-        for line in lines
-    ]
-    return element("ul", {"class": classes}, *entries)
-
-
-def _describe_end(line: ChartLine) -> str:
-    series = line.series
-    if not len(series.finite):
-        return "no number"
-    broken = "" if np.isfinite(series.values[-1]) else ", then not a number"
-    return f"{format_value(line.name, series.last)}{broken}"
+        mean = shown[line.label][0]
+        values = zip(mean.steps.tolist(), _clip(mean.values, found).tolist(), strict=True)
+        points = [
+            (step, f"{format_number(value)} {found.unit}".strip()) for step, value in values if math.isfinite(value)
+        ]
+        read.append({"label": line.label, "points": points})
+    frame = [left / _WIDTH_PX, (left + width) / _WIDTH_PX]
+    return json.dumps({"frame": frame, "steps": [steps[0], max(steps[1], steps[0] + 1)], "lines": read})
 
 
 def _describe(title: str, lines: Sequence[ChartLine]) -> str:
     """The chart in words."""
-    texts = []
-    for line in lines[:COLOURS]:
+    texts, most = [], len(COLOURS)
+    for line in lines[:most]:
         finite = line.series.finite
         if len(finite):
             first, last = (format_value(line.name, float(value)) for value in (finite[0], finite[-1]))
             texts.append(f"{line.label}: {last}" if len(finite) == 1 else f"{line.label}: from {first} to {last}")
-    more = f"; and {len(lines) - COLOURS} more" if len(lines) > COLOURS else ""
+    more = f"; and {len(lines) - most} more" if len(lines) > most else ""
     return f"{title} over the steps of training. {'; '.join(texts) or 'no numbers'}{more}"

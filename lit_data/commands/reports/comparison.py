@@ -8,12 +8,12 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from lit_data.commands.reports.charts import ChartLine, draw_chart, draw_swatch
+from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
 from lit_data.commands.reports.curves import Series
-from lit_data.commands.reports.markup import Markup, element, find_direction, format_value, join, make_table
-from lit_data.commands.reports.run_parts import find_scores
 from lit_data.commands.reports.runs import Run
 from lit_data.commands.reports.settings import flatten
+from lit_data.commands.reports.units import find_direction
+from lit_data.commands.result import is_score, split_stage
 
 _STAGE: Final = re.compile(r"^(train|training|val|valid|validation|test|predict)[/_.](.+)$")
 _STAGES: Final = {"training": "train", "valid": "val", "validation": "val"}
@@ -109,6 +109,17 @@ def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     return dict(list(differing.items())[:_MOST_COLUMNS])
 
 
+def find_scores(run: Run) -> list[str]:
+    """Metrics of the model in the summary: of the test, without one of the validation; the monitored one first."""
+    scores = [name for name, value in run.values.items() if is_score(name, value) and not name.endswith("_baseline")]
+    monitored = split_stage(run.monitor[0])[1]
+    for stage in ("test", "val", ""):
+        found = [name for name in scores if split_stage(name)[0] == stage]
+        if found:
+            return sorted(found, key=lambda name: split_stage(name)[1] != monitored)
+    return []
+
+
 def choose_metrics(runs: Sequence[Run], wanted: Sequence[str], *, first: str = "") -> list[str]:
     """The columns of figures: those that were asked for, or scores and what the machine did.
 
@@ -127,70 +138,30 @@ def choose_metrics(runs: Sequence[Run], wanted: Sequence[str], *, first: str = "
 def rank(runs: Sequence[Run], name: str) -> list[int]:
     """Places of the runs with a number for this metric, the best first; empty where no direction is known."""
     direction = next((sign for key, sign in (run.monitor for run in runs) if key == name), 0) or find_direction(name)
-    numbered = [(value, place) for place, run in enumerate(runs) if (value := _read_number(run, name)) is not None]
+    numbered = [(value, place) for place, run in enumerate(runs) if (value := read_number(run, name)) is not None]
     return [place for _, place in sorted(numbered, key=lambda entry: -direction * entry[0])] if direction else []
 
 
-def show_comparison(runs: Sequence[Run], metrics: Sequence[str]) -> Markup:
-    """The table of runs; the best of each figure is marked, and a title sorts where scripts may run."""
-    differences = find_differences(runs)
-    best = {name: places[0] for name in metrics if len(places := rank(runs, name)) > 1 and not _all_same(runs, name)}
-    rows = []
-    for place, run in enumerate(runs):
-        options = [element("td", {"class": "option"}, values[place]) for values in differences.values()]
-        figures = [_show_figure(run, name, is_best=best.get(name) == place) for name in metrics]
-        link = element("a", {"href": f"#{run.anchor}"}, draw_swatch(_make_line(run, place)), run.label)
-        state = element("td", None, element("span", {"class": f"chip {show_status(run)[0]}"}, show_status(run)[1]))
-        rows.append([element("th", {"scope": "row"}, link), *options, state, *figures])
-    head = ["run", *differences, "state", *metrics]
-    return make_table(head, rows, {"class": "comparison sortable"})
+def find_best(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, int]:
+    """The place of the best run for each metric by which several differ."""
+    return {name: places[0] for name in metrics if len(places := rank(runs, name)) > 1 and not _all_same(runs, name)}
 
 
-def show_failures(runs: Sequence[Run], lost: Sequence[tuple[str, str, str]]) -> Markup:
-    """The runs that came to no end, and why.
-
-    Args:
-        runs: All of the page.
-        lost: Number, status and reason of jobs of a sweep that left no folder.
-    """
-    rows: list[tuple[str, str]] = [
-        (
-            element("th", {"scope": "row"}, element("a", {"href": f"#{run.anchor}"}, run.label)),
-            run.failure or _NO_REASON,
-        )
-        for run in runs
-        if run.status != "done"
-    ]
-    rows += [
-        (f"job {number}", f"{status}: {reason}" if reason and status != "failed" else reason or status)
-        for number, status, reason in lost
-    ]
-    return make_table(("run", "reason"), rows, {"class": "events"}) if rows else Markup()
-
-
-def show_overlays(runs: Sequence[Run], metrics: Sequence[str]) -> Markup:
+def draw_overlays(runs: Sequence[Run], metrics: Sequence[str]) -> list[Chart]:
     """One chart for each curve that several runs have, with one line for each run."""
     names = [name for name in _choose_curves(runs, metrics) if sum(name in run.log.series for run in runs) > 1]
-    drawn = []
+    charts = []
     for name in names[:_MOST_OVERLAYS]:
-        lines = [_make_line(run, place, name) for place, run in enumerate(runs) if name in run.log.series]
-        drawn.append(draw_chart(name, lines, most_points=_MOST_POINTS, legend=False))
-    if not drawn:
-        return Markup()
-    legend = [
-        element("li", None, element("a", {"href": f"#{run.anchor}"}, draw_swatch(_make_line(run, place)), run.label))
-        for place, run in enumerate(runs)
-        if run.log.series
-    ]
-    return join([element("ul", {"class": "legend shared"}, *legend), element("div", {"class": "charts"}, *drawn)])
+        lines = [make_line(run, place, name) for place, run in enumerate(runs) if name in run.log.series]
+        charts.append(draw_chart(name, lines, most_points=_MOST_POINTS, legend=False))
+    return charts
 
 
-def show_status(run: Run) -> tuple[str, str]:
-    """Class and word for the state of a run."""
-    return {"done": ("good", "done"), "failed": ("bad", "failed"), "unfinished": ("warn", "not finished")}[run.status]
+def make_line(run: Run, place: int, name: str = "") -> ChartLine:
+    """The line of a run in the charts of all runs."""
+    return ChartLine(name, run.label, run.log.series.get(name, _EMPTY), place)
 
 
-_NO_REASON: Final = "no summary.json and no reason on record: it was broken off from outside, or it is still running"
 _EMPTY: Final = Series(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, np.nan))
 
 
@@ -206,24 +177,14 @@ def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
     return [name for name in [*model, *machine] if longest[name] > 1]
 
 
-def _make_line(run: Run, place: int, name: str = "") -> ChartLine:
-    return ChartLine(name, run.label, run.log.series.get(name, _EMPTY), place)
-
-
-def _show_figure(run: Run, name: str, *, is_best: bool) -> Markup:
-    number = _read_number(run, name)
-    attributes: dict[str, str | float | None] = {"class": "best" if is_best else None, "data-value": number}
-    mark = element("abbr", {"title": "the best of these"}, "★") if is_best else Markup()
-    return element("td", attributes, format_value(name, run.values.get(name)), mark)
-
-
-def _read_number(run: Run, name: str) -> float | None:
+def read_number(run: Run, name: str) -> float | None:
+    """A figure of a run's summary; None where it is no number."""
     value = run.values.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _all_same(runs: Sequence[Run], name: str) -> bool:
-    return len({_read_number(run, name) for run in runs} - {None}) < 2
+    return len({read_number(run, name) for run in runs} - {None}) < 2
 
 
 def _read_key(override: str) -> str:

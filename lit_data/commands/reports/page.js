@@ -21,41 +21,28 @@ function sortable(table) {
   });
 }
 
-function readable(svg) {
-  const lines = [...svg.querySelectorAll("path[data-label]")].map((path) => ({
-    label: path.dataset.label,
-    points: path.getAttribute("d").split(/[ML]/).filter(Boolean).map((pair) => pair.split(" ").map(Number)),
-  }));
+function readable(image) {
+  const chart = JSON.parse(image.dataset.chart);
+  const lines = chart.lines.filter((line) => line.points.length);
   if (!lines.length) return;
-  const [x0, x1] = svg.dataset.x.split(" ").map(Number);
-  const [y0, y1] = svg.dataset.y.split(" ").map(Number);
-  const frame = { left: 44, right: 388, top: 16, bottom: 194 };
+  const [left, right] = chart.frame, [first, last] = chart.steps;
   const box = document.createElement("div");
   box.className = "readout";
-  const number = (y) => {
-    const share = (frame.bottom - y) / (frame.bottom - frame.top);
-    const value = "log" in svg.dataset ? y0 * (y1 / y0) ** share : y0 + share * (y1 - y0);
-    return `${Number(value.toPrecision(4))} ${svg.dataset.unit}`.trim();
-  };
-  svg.addEventListener("pointermove", (event) => {
-    const area = svg.getBoundingClientRect();
-    const x = ((event.clientX - area.left) / area.width) * 400;
-    const nearest = lines.map((line) => ({
-      label: line.label,
-      point: line.points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a), [1e9, 0]),
-    })).filter((line) => line.point[0] < 1e9);
-    if (!nearest.length) return;
-    const at = nearest.reduce((a, b) => (Math.abs(b.point[0] - x) < Math.abs(a.point[0] - x) ? b : a)).point[0];
-    const step = Math.round(x0 + ((at - frame.left) / (frame.right - frame.left)) * (x1 - x0));
-    const close = nearest.filter((line) => Math.abs(line.point[0] - at) < 12).slice(0, 12);
-    box.textContent = [`step ${step}`, ...close.map((line) => `${line.label}  ${number(line.point[1])}`)].join("\n");
-    svg.parentElement.append(box);
-    const room = svg.parentElement.getBoundingClientRect();
-    const left = event.clientX - room.left + 14;
-    box.style.left = `${Math.min(left, room.width - box.offsetWidth - 4)}px`;
+  image.addEventListener("pointermove", (event) => {
+    const area = image.getBoundingClientRect();
+    const share = ((event.clientX - area.left) / area.width - left) / (right - left);
+    const step = first + share * (last - first);
+    const far = (point) => Math.abs(point[0] - step);
+    const nearest = lines.map((line) => [line.label, line.points.reduce((a, b) => (far(b) < far(a) ? b : a))]);
+    const at = nearest.reduce((a, b) => (far(b[1]) < far(a[1]) ? b : a))[1][0];
+    const close = nearest.filter((line) => Math.abs(line[1][0] - at) < 0.035 * (last - first)).slice(0, 12);
+    box.textContent = [`step ${at}`, ...close.map(([label, point]) => `${label}  ${point[1]}`)].join("\n");
+    image.parentElement.append(box);
+    const room = image.parentElement.getBoundingClientRect();
+    box.style.left = `${Math.min(event.clientX - room.left + 14, room.width - box.offsetWidth - 4)}px`;
     box.style.top = `${event.clientY - room.top + 16}px`;
   });
-  svg.addEventListener("pointerleave", () => box.remove());
+  image.addEventListener("pointerleave", () => box.remove());
 }
 
 function zoomable(image, dialog) {
@@ -67,7 +54,7 @@ function zoomable(image, dialog) {
 }
 
 document.querySelectorAll("table.sortable").forEach(sortable);
-document.querySelectorAll(".chart > svg").forEach(readable);
+document.querySelectorAll(".chart > img").forEach(readable);
 const dialog = document.createElement("dialog");
 dialog.setAttribute("aria-label", "picture");
 dialog.addEventListener("click", () => dialog.close());

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lit_data.commands.reports.markup import Markup, element
 from lit_data.commands.reports.untrusted import open_inside
 
 _QUALITY: Final = 80
@@ -26,7 +25,6 @@ _CAPTIONS: Final = {
 }
 _TIMELINES: Final = ("memory", "throughput")
 _DIAGRAMS: Final = (*_TIMELINES, "sweep")
-"""Drawn on white with few colours, so they can be turned dark."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,21 @@ class Picture:
     def is_timeline(self) -> bool:
         """Whether it is of the machine and not of samples."""
         return self.name in _TIMELINES
+
+    @property
+    def is_diagram(self) -> bool:
+        """Whether it is drawn on white with few colours, so that it can be turned dark."""
+        return self.name in _DIAGRAMS
+
+    @property
+    def caption(self) -> str:
+        """What it shows."""
+        return _CAPTIONS.get(self.name, self.name)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the file is larger."""
+        return self.original_px > 1.1 * self.width_px
 
 
 def read_pictures(
@@ -80,22 +93,6 @@ def read_pictures(
                 f"{path.name} cannot be shown: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )
     return found
-
-
-def show_picture(picture: Picture) -> Markup:
-    """A figure with its caption."""
-    caption = _CAPTIONS.get(picture.name, picture.name)
-    attributes: dict[str, str | float | None] = {
-        **{"src": picture.uri, "alt": caption, "width": picture.width_px, "height": picture.height_px},
-        "class": "diagram" if picture.name in _DIAGRAMS else None,
-    }
-    scaled = f", scaled from {picture.original_px} px" if picture.original_px > 1.1 * picture.width_px else ""
-    return element(
-        "figure",
-        {"class": "picture wide" if picture.name in _DIAGRAMS else "picture"},
-        element("img", attributes),
-        element("figcaption", None, caption, element("span", {"class": "unit"}, f"{picture.name}{scaled}")),
-    )
 
 
 def _sort(paths: Iterable[Path]) -> list[Path]:

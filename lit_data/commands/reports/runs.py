@@ -9,9 +9,9 @@ from typing import Any, Final, Literal
 
 from lit_data.commands.reports.curves import Log, read_log
 from lit_data.commands.reports.journal import RunLog, read_journal
-from lit_data.commands.reports.markup import find_direction
 from lit_data.commands.reports.pictures import Picture, read_pictures
 from lit_data.commands.reports.settings import Settings, flatten, read_settings
+from lit_data.commands.reports.units import find_direction
 from lit_data.commands.reports.untrusted import Masker, parse_json, read_text
 
 Status = Literal["done", "failed", "unfinished"]

@@ -1,12 +1,16 @@
+import json
 import re
 import xml.etree.ElementTree as ElementTree
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
-from lit_data.commands.reports.charts import BOTTOM, LEFT, RIGHT, TOP, ChartLine, draw_chart
+from lit_data.commands.reports.charts import COLOURS, Chart, ChartLine, draw_chart
 from lit_data.commands.reports.curves import Series
-from lit_data.commands.reports.markup import find_direction, format_value
+from lit_data.commands.reports.units import find_direction, format_value
+
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 
 
 def make_line(values: list[float], *, name: str = "val/dice", look: int = 0) -> ChartLine:
@@ -14,19 +18,32 @@ def make_line(values: list[float], *, name: str = "val/dice", look: int = 0) -> 
     return ChartLine(name, "val", Series(steps, np.zeros_like(steps), np.array(values, np.float64)), look)
 
 
-def read_paths(chart: str, kind: str) -> list[str]:
-    tree = ElementTree.fromstring(chart)
-    svg = next(part for part in tree if part.tag == "svg")
-    return [p.attrib["d"] for p in svg.iter("path") if p.attrib["class"].split()[0] == kind]
+def read_svg(chart: Chart) -> ElementTree.Element:
+    head, _, svg = chart.uri.partition(",")
+    assert head == "data:image/svg+xml"
+    return ElementTree.fromstring(unquote(svg))
+
+
+def read_paths(chart: Chart, colour: int, property_: str = "stroke") -> list[str]:
+    """Paths that are drawn in the colour of a line; some are defined first and used by their name."""
+    svg, wanted = read_svg(chart), f"{property_}: var(--v{colour})"
+    defined = {path.get("id"): path.get("d", "") for path in svg.iter(f"{SVG}path")}
+    used = [use.attrib[f"{LINK}href"][1:] for use in svg.iter(f"{SVG}use") if wanted in use.get("style", "")]
+    own = [path.get("d", "") for path in svg.iter(f"{SVG}path") if wanted in path.get("style", "")]
+    return own + [defined[name] for name in used]
+
+
+def read_points(path: str) -> np.ndarray:
+    return np.array([pair.split() for pair in re.findall(r"-?[\d.]+ -?[\d.]+", path)], np.float64)
 
 
 def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
-    (path,) = read_paths(draw_chart("dice", [make_line([0.0, 1.0, np.nan, 0.5, np.inf, 0.25])]), "line")
+    (path,) = read_paths(draw_chart("dice", [make_line([0.0, 1.0, np.nan, 0.5, np.inf, 0.25])]), 0)
     assert path.count("M") == 3
     assert path.count("L") == 1
-    x, y = np.array([pair.split() for pair in re.findall(r"[\d.]+ [\d.]+", path)], np.float64).T
-    assert (x.min(), x.max()) == (LEFT, RIGHT)
-    assert TOP <= y.min() < y.max() <= BOTTOM
+    x, y = read_points(path).T
+    assert (x.min(), x.max()) == (44, 388)
+    assert 16 <= y.min() < y.max() <= 194
     assert np.argmin(y) == 1  # the largest is the highest
 
 
@@ -36,41 +53,50 @@ def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
 )
 def test_any_numbers_give_a_chart(values: list[float]) -> None:
     chart = draw_chart("dice", [make_line(values)])
-    assert not re.search(r"nan|inf", " ".join([*read_paths(chart, "line"), *read_paths(chart, "grid")]))
-    assert ("no number" in chart) == (not np.isfinite(values).any())
+    assert not re.search(r"\b(nan|inf)\b", " ".join(p for n in range(len(COLOURS) + 2) for p in read_paths(chart, n)))
+    assert ("no number" in chart.lines[0].end) == (not np.isfinite(values).any())
 
 
 def test_a_loss_that_ends_in_nan_is_named_so() -> None:
-    assert "<b>2.5, then not a number</b>" in draw_chart("loss", [make_line([3.0, 2.5, np.nan])])
+    assert make_line([3.0, 2.5, np.nan]).end == "2.5, then not a number"
 
 
 def test_a_wide_range_is_logarithmic_and_says_so() -> None:
     chart = draw_chart("loss", [make_line([1000.0, 10.0, 0.1])])
-    assert ">logarithmic<" in chart
-    (path,) = read_paths(chart, "line")
-    y = [float(pair.split()[1]) for pair in re.findall(r"[\d.]+ [\d.]+", path)]
-    assert y[1] - y[0] == pytest.approx(y[2] - y[1], abs=0.11)
+    assert chart.unit == "logarithmic"
+    (path,) = read_paths(chart, 0)
+    y = read_points(path)[:, 1]
+    assert y[1] - y[0] == pytest.approx(y[2] - y[1], abs=0.21)
 
 
 def test_many_points_are_thinned_to_a_band() -> None:
     chart = draw_chart("loss", [make_line(np.sin(np.arange(10_000)).tolist())], most_points=100)
-    (path,), (band,) = read_paths(chart, "line"), read_paths(chart, "band")
-    assert path.count("L") == 99
-    assert band.endswith("Z")
-    assert len(chart) < 8000
+    (line,), (band,) = read_paths(chart, 0), read_paths(chart, 0, "fill")
+    assert len(read_points(line)) == 100
+    assert len(read_points(band)) > 200
+    assert len(chart.uri) < 16_000
 
 
 def test_parts_of_a_step_lie_on_each_other() -> None:
     lines = [make_line([1.0, 2.0], name="time/forward_s"), make_line([1.0, 1.0], name="time/wait_s", look=1)]
-    lower, upper = read_paths(draw_chart("time", lines, stacked=True), "area")
-    edges = [path.strip("MZ").split("L") for path in (lower, upper)]
-    assert edges[1][:1:-1] == edges[0][:2]  # the lower edge of one is the upper edge of the other
-    assert edges[0][0].split()[1] != edges[1][0].split()[1]
+    chart = draw_chart("time", lines, stacked=True)
+    (lower,), (upper,) = (read_paths(chart, look, "fill") for look in (0, 1))
+    top_of_lower = {tuple(point) for point in read_points(lower)}
+    assert len(top_of_lower & {tuple(point) for point in read_points(upper)}) == 2
 
 
-def test_chart_says_its_numbers_in_words() -> None:
+def test_colours_follow_the_page_into_the_dark() -> None:
+    svg = unquote(draw_chart("dice", [make_line([0.0, 1.0], look=3)]).uri)
+    assert "@media(prefers-color-scheme:dark)" in svg
+    assert not [colour for colour in COLOURS if f" {colour}" in svg]  # but as values of the variables
+
+
+def test_chart_says_its_numbers_in_words_and_to_the_pointer() -> None:
     chart = draw_chart("memory", [make_line([2**20, np.nan, 3 * 2**20], name="memory/rss_bytes")])
-    assert 'aria-label="memory over the steps of training. val: from 1 MiB to 3 MiB"' in chart
+    assert chart.description == "memory over the steps of training. val: from 1 MiB to 3 MiB"
+    data = json.loads(chart.data)
+    assert data["steps"] == [0, 2]
+    assert data["lines"] == [{"label": "val", "points": [[0, "1 MiB"], [2, "3 MiB"]]}]
 
 
 @pytest.mark.parametrize(

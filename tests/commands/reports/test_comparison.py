@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lit_data.commands.reports.comparison import choose_metrics, find_differences, rank
-from lit_data.commands.reports.run_parts import find_scores, show_tiles
+from lit_data.commands.reports.comparison import choose_metrics, find_differences, find_scores, rank
+from lit_data.commands.reports.page import list_tiles
 from lit_data.commands.reports.runs import Run, describe_age, read_run
 from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
 
@@ -58,7 +58,7 @@ def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path:
     (folder / "machine.json").write_text(json.dumps({"device": "cpu"}))
     run = read_run(folder, 0, "run")
     assert find_scores(run) == ["test_iou", "test_f1"]
-    tiles = str(show_tiles(run))
-    assert ("iou" in tiles, "device memory" in tiles, "host memory" in tiles) == (True, False, True)
+    titles = [tile.title for tile in list_tiles(run)]
+    assert ("iou" in titles, "device memory" in titles, "host memory" in titles) == (True, False, True)
     (folder / "machine.json").write_text(json.dumps({"device": "NVIDIA"}))
-    assert "device memory" in str(show_tiles(read_run(folder, 0, "run")))
+    assert "device memory" in [tile.title for tile in list_tiles(read_run(folder, 0, "run"))]

@@ -43,7 +43,7 @@ OUTSIDE = [
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib"},
     {"matplotlib"},
-    {"hydra", "omegaconf", "yaml"},
+    {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
 ]
 """What each layer may import beside the layers below it."""
 

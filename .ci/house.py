@@ -15,12 +15,12 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 33_750,
-    "files": 370,
+    "code lines": 34_300,
+    "files": 375,
     "files in circles": 0,
     "casts": 25,
     "longest function": 40,
-    "lone files": 4,
+    "lone files": 5,
     "median function": 5,
     "median line": 38,
     "files with private names of Lightning": 1,

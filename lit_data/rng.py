@@ -47,6 +47,7 @@ class Stream(IntEnum):
     WATERMARK = 14
     LATENT = 15
     RAYS = 16
+    POSITIVES = 17
 
 
 def check_seed(seed: int) -> int:

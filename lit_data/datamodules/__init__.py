@@ -4,6 +4,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.ct import CTDataModule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.gan import GANDataModule
+from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.source import ImageFolder, MaskedImageFolder, Source
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
@@ -14,6 +15,7 @@ __all__ = [
     "DetectionDataModule",
     "GANDataModule",
     "ImageFolder",
+    "InspectionDataModule",
     "MaskedImageFolder",
     "Source",
     "StripeDataModule",

@@ -3,7 +3,8 @@
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.gan.dataset import GANDataset
+from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.stripes.dataset import StripeDataset
 from lit_data.datasets.watermarks import WatermarkDataset
 
-__all__ = ["CTDataset", "DetectionDataset", "GANDataset", "StripeDataset", "WatermarkDataset"]
+__all__ = ["CTDataset", "DetectionDataset", "GANDataset", "InspectionDataset", "StripeDataset", "WatermarkDataset"]

@@ -36,13 +36,15 @@ def _data_of(experiment: str) -> str:
     return "stripe"
 
 
+FIRST = ["stripe", "detection", "ct", "watermark", "gan", "inspection"]  # one of each kind of data
 KINDS = {name: _data_of(name) for name in EXPERIMENTS}
-STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED = (
+STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED, INSPECTION = (
     [name for name, kind in KINDS.items() if kind == wanted]
-    for wanted in ("stripe", "detection", "ct", "watermark", "gan")
+    for wanted in ("stripe", "detection", "ct", "watermark", "gan", "inspection")
 )
 FOR_DETECTION = [Path("data/detection"), Path("model/detector")]
 FOR_WATERMARK = [Path("data/watermark"), Path("model/unet"), Path("synthesis/watermark")]
+FOR_INSPECTION = [Path("data/inspection")]
 FOR_VOLUMES = [Path("data/ct"), Path("model/voxel_autoencoder"), Path("model/voxel_vqvae")]
 FOR_GENERATED = [
     Path(name) for name in ("callbacks/gan", "callbacks/gan_lowmem", "data/gan", "model/gan", "model/gan_rays")
@@ -127,17 +129,19 @@ def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
     known |= {path for path in FILES if path.parts[0] in NOT_OPTIONS}
     assert set(FILES) == known
-    assert sorted(STRIPES + DETECTION + VOLUMES + WATERMARK + GENERATED) == EXPERIMENTS
+    assert sorted(STRIPES + DETECTION + VOLUMES + WATERMARK + GENERATED + INSPECTION) == EXPERIMENTS
 
 
-@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark", "gan"])
+@pytest.mark.parametrize("experiment", FIRST)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -> None:
     cfg = compose(command, [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     assert cfg.command == command
 
 
-@pytest.mark.parametrize("experiment", ["stripe", "detection", "ct", "watermark", "gan", "gan_lowmem", "gan_rays"])
+@pytest.mark.parametrize(
+    "experiment", ["stripe", "detection", "ct", "watermark", "gan", "gan_lowmem", "gan_rays", "inspection"]
+)
 def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) -> None:
     cfg = compose("fit", [f"+experiment={experiment}", f"paths.run={tmp_path}"])
     nodes = [
@@ -152,7 +156,8 @@ def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) ->
 TOGETHER = [
     path
     for path in OPTIONS
-    if path not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK + FOR_GENERATED
+    if path
+    not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK + FOR_GENERATED + FOR_INSPECTION
 ]
 
 
@@ -245,6 +250,26 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     assert run("prepare", *words, "prepare.check=true", "data.on_bad=skip")["prepare/images"] == 6
     prepared = run("prepare", *words, "prepare.verify=true")
     assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (6, 0)
+
+
+@pytest.mark.parametrize("experiment", INSPECTION)
+def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
+    sizes = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", "model.net.width=4"]
+    words = [f"+experiment={experiment}", *QUICK, *sizes]
+    fitted = run("fit", *words)
+    assert 0 <= fitted["test/average_precision"] <= 1
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 500
+    tested = run("test", *words)
+    assert tested["test/average_precision"] == pytest.approx(fitted["test/average_precision"], abs=1e-6)
+    predicted = run("predict", *words)
+    assert len(list((predicted["folder"] / "maps").rglob("*.png"))) == predicted["predict/images"] == 12
+    assert (predicted["folder"] / "defects.csv").is_file()
+    shown = run("show", *words, "show.count=3")
+    assert shown["show/patches"] == 3
+    assert (shown["folder"] / "augment.png").is_file()
+    assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 12
+    assert run("prepare", *words, "prepare.verify=true")["prepare/layout"] == "beside"
 
 
 @pytest.mark.parametrize("experiment", DETECTION)

@@ -18,7 +18,8 @@ from lit_data.types import Array, FieldSpec
 if TYPE_CHECKING:
     import torch
 
-_FIXED: Final = ("bank", "grid", "masks", "images", "_ends", "_shifts")
+FIXED: Final = ("bank", "grid", "masks", "images", "_ends", "_shifts")
+"""What copies in worker processes share."""
 
 
 class StripeDataset:
@@ -124,6 +125,10 @@ class StripeDataset:
         elif self.masks is not None:
             rows["mask_index"][:] = split_image
 
+    def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[M, 2] (y, x) px, where patches of this split lie in their images."""
+        return np.stack(self._locate(indices)[3:], axis=1)
+
     def cut(self, images: NDArray[np.int64], positions: NDArray[np.int64]) -> Array:
         """Pixels of patches as they are stored, without defects.
 
@@ -155,7 +160,7 @@ class StripeDataset:
                 bank.check_size()
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return share_state(self, _FIXED)
+        return share_state(self, FIXED)
 
     def _locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Number of the image in the split, of the patch and of the image in the whole set, y and x."""

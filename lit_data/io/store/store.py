@@ -145,6 +145,12 @@ class DecodedStore:
         """First source path of one image."""
         return self._sources.name(self._sources.rows(range(len(self))[index]).start)
 
+    @property
+    def source_states(self) -> Array:
+        """[n, 2] CRC-32 and size of the first file of each image: equal for files that are equal to the byte."""
+        files = self._sources.files[self._sources.firsts]
+        return np.stack((files["crc32"].astype(np.int64), files["size_bytes"]), axis=1)
+
     def check_size(self) -> None:
         """See `ArrayFolder.check_size`.
 

@@ -1,0 +1,1 @@
+"""Single inspection images with masks, in the layouts that people have."""

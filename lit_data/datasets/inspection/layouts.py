@@ -1,0 +1,229 @@
+"""Finding single images and their masks, in the ways in which people store them.
+
+A mask belongs to the image of the same stem, with or without an ending such as ``_mask``, and numbers with or without
+leading zeros. An image without a mask shows no defect where others have one.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+from lit_data.datasets.splits import SPLITS
+from lit_data.errors import SHOWN, DataError, Problems, show_path
+from lit_data.io.discovery import FolderWalk
+
+Layout = Literal["anomaly", "folder", "beside", "none"]
+
+_MASK_FOLDERS: Final = re.compile(
+    r"(masks?|gts?|ground_?truths?|labels?|annotations?|seg(mentations?)?|mask_?images?)", re.IGNORECASE
+)
+_IMAGE_FOLDERS: Final = re.compile(r"(images?|imgs?|pictures?|photos?|data)", re.IGNORECASE)
+_ENDING: Final = re.compile(
+    r"[_.-](masks?|gt|label|labels|seg|segmentation|ground_?truth|anno|annotation)$", re.IGNORECASE
+)
+_GOOD: Final = re.compile(r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE)
+_LOSSLESS: Final = (".png", ".bmp", ".tif", ".tiff", ".npy")  # what masks are stored in, the likeliest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionSet:
+    """The images of a set.
+
+    Attributes:
+        layout: `anomaly` for ``train/good``, ``test/KIND`` and ``ground_truth/KIND``, `folder` for masks in a folder of
+            their own, `beside` for masks beside their images, `none` without masks.
+        images: In the order of their names.
+        masks: For each image its mask, or None.
+        kinds: For each image the kind of its defect, or ``good``; the first folder of its path where that tells.
+        where: Where the masks lie, for a message.
+    """
+
+    layout: Layout
+    images: tuple[Path, ...]
+    masks: tuple[Path | None, ...]
+    kinds: tuple[str, ...]
+    where: str = ""
+
+    def describe(self) -> str:
+        """What was found, in one line."""
+        without = sum(mask is None for mask in self.masks)
+        counts = Counter(self.kinds)
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) if len(counts) > 1 else ""
+        if self.layout == "none":
+            return f"{len(self.images)} images without masks" + (f" ({kinds})" if kinds else "")
+        none = f", {without} images have none, which counts as no defect" if without else ""
+        return f"{len(self.images)} images, masks {self.where}{none}" + (f" ({kinds})" if kinds else "")
+
+
+def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequence[str] = ("**/*",)) -> InspectionSet:
+    """Find the images of a folder and the mask of each.
+
+    Args:
+        folder: Of the set.
+        masks: Folder of the masks, absolute or below that one; None looks for them.
+        patterns: Globs of the images.
+
+    Raises:
+        DataError: There are no images; or a mask has no image, or an image several masks: all of them are listed.
+    """
+    paths = _list_files(folder, patterns)
+    if masks is not None:
+        return _pair_folder(folder, paths, (folder / masks).absolute())
+    names = [path.relative_to(folder).parts for path in paths]
+    if any(is_anomaly(parts) for parts in names):
+        return _pair_anomaly(folder, paths)
+    found = {
+        folder.joinpath(*parts[: depth + 1])
+        for parts in names
+        for depth, part in enumerate(parts[:-1])
+        if _MASK_FOLDERS.fullmatch(part)
+    }
+    if found:
+        return _pair_folders(folder, paths, found)
+    return _pair_beside(folder, paths)
+
+
+def is_anomaly(parts: Sequence[str]) -> bool:
+    """Whether a path has the form of ``ground_truth/KIND/NAME`` of sets for anomaly detection."""
+    return len(parts) > 2 and parts[-3].lower().replace("_", "") == "groundtruth"
+
+
+def _list_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"{show_path(folder)}: {'not a folder' if folder.exists() else 'no such folder'}")
+    walk = FolderWalk(folder, patterns, allow_outside=False)
+    names = sorted(walk.run())
+    walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(folder)}")
+    if not names:
+        ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
+        raise DataError(f"{show_path(folder)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}")
+    return [folder / name for name in names]
+
+
+def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
+    """``train/good``, ``test/KIND`` and ``ground_truth/KIND``, below the folder or below one for each product."""
+    masks = [path for path in paths if is_anomaly(path.relative_to(folder).parts)]
+    images = [path for path in paths if path not in set(masks)]
+
+    def of_image(path: Path) -> tuple[str, ...]:
+        parts = path.relative_to(folder).parts  # PRODUCT..., test, KIND, NAME
+        return (*parts[:-3], *parts[-2:-1], plain_stem(path.stem))
+
+    def of_mask(path: Path) -> tuple[str, ...]:
+        parts = path.relative_to(folder).parts
+        return (*parts[:-3], *parts[-2:-1], plain_stem(path.stem))
+
+    def is_test(path: Path) -> bool:
+        return "train" not in path.relative_to(folder).parts[:-1]
+
+    tested = _match([path for path in images if is_test(path)], masks, of_image, of_mask)
+    found = tuple(tested.get(path) for path in images)
+    kinds = tuple("good" if _GOOD.fullmatch(path.parent.name) else path.parent.name for path in images)
+    return InspectionSet(layout="anomaly", images=tuple(images), masks=found, kinds=kinds, where="in ground_truth")
+
+
+def _pair_folder(folder: Path, paths: Sequence[Path], masks: Path) -> InspectionSet:
+    if not masks.is_dir():
+        raise DataError(f"{show_path(masks)}: no such folder of masks; check data.masks")
+    own = [path for path in paths if path.absolute().is_relative_to(masks)]
+    return _pair(folder, [path for path in paths if path not in set(own)], own or _list_files(masks, ("**/*",)), masks)
+
+
+def _pair_folders(folder: Path, paths: Sequence[Path], mask_folders: set[Path]) -> InspectionSet:
+    masks = [path for path in paths if any(path.is_relative_to(other) for other in mask_folders)]
+    shown = sorted(mask_folders)[0]
+    return _pair(folder, [path for path in paths if path not in set(masks)], masks, shown)
+
+
+def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Path) -> InspectionSet:
+    """Masks of folders: by the stem where stems are unique, else by the folders too."""
+    if not images:
+        raise DataError(f"{show_path(folder)}: no images but the masks in {show_path(where)}; check data.root")
+    stems = Counter(plain_stem(path.stem) for path in images)
+    unique = max(stems.values()) == 1
+
+    def key(path: Path) -> tuple[str, ...]:
+        inside = path.relative_to(folder).parts[:-1] if path.is_relative_to(folder) else ()
+        own = [p for p in inside if not _MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)]
+        return ((), (*own,))[not unique] + (plain_stem(path.stem),)
+
+    found = _match(images, masks, key, key)
+    name = where.relative_to(folder).as_posix() if where.is_relative_to(folder) else str(where)
+    return _make(folder, "folder", images, found, f"in {name}")
+
+
+def _pair_beside(folder: Path, paths: Sequence[Path]) -> InspectionSet:
+    """Masks in the folders of their images: by an ending of the name, or of the same name and another type."""
+    marked = [path for path in paths if _ENDING.search(path.stem)]
+    plain = [path for path in paths if path not in set(marked)]
+    of_name: dict[tuple[Path, str], list[Path]] = {}
+    for path in plain:
+        of_name.setdefault((path.parent, path.stem), []).append(path)
+    twins = {key: found for key, found in of_name.items() if len(found) == 2 and len({_rank(p) for p in found}) == 2}
+    masks = marked + [min(found, key=_rank) for found in twins.values()]
+    images = [path for path in plain if path not in set(masks)]
+    if not masks or not images:
+        return _make(folder, "none", list(paths), {}, "")
+
+    def key(path: Path) -> tuple[str, ...]:
+        return (str(path.parent), plain_stem(path.stem))
+
+    endings = sorted({match[0].lower() for path in marked if (match := _ENDING.search(path.stem))})
+    where = f"beside them ({', '.join(endings) or 'of another type'})"
+    return _make(folder, "beside", images, _match(images, masks, key, key), where)
+
+
+def _rank(path: Path) -> int:
+    """How likely a file is a mask, of two with one stem: 0 is the likeliest."""
+    extension = path.suffix.lower()
+    return _LOSSLESS.index(extension) if extension in _LOSSLESS else len(_LOSSLESS)
+
+
+def _match(
+    images: Sequence[Path],
+    masks: Sequence[Path],
+    of_image: Callable[[Path], tuple[str, ...]],
+    of_mask: Callable[[Path], tuple[str, ...]],
+) -> dict[Path, Path]:
+    """The mask of each image that has one.
+
+    Raises:
+        DataError: A mask has no image or not one alone, or an image has several masks: all are listed.
+    """
+    problems, by_key, found = Problems(), dict[tuple[str, ...], list[Path]](), dict[Path, Path]()
+    for path in images:
+        by_key.setdefault(of_image(path), []).append(path)
+    for mask in masks:
+        owners = by_key.get(of_mask(mask), [])
+        if len(owners) != 1:
+            several = f"{len(owners)} images have its name: {', '.join(p.name for p in owners[:SHOWN])}"
+            problems.add(mask, several if owners else "a mask without an image of its name")
+        elif owners[0] in found:
+            problems.add(mask, f"a second mask of {show_path(owners[0])}, beside {show_path(found[owners[0]])}")
+        else:
+            found[owners[0]] = mask
+    problems.raise_if_any(f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images")
+    return found
+
+
+def plain_stem(stem: str) -> str:
+    """A stem without an ending that says mask, in small letters, a number without leading zeros."""
+    stem = _ENDING.sub("", stem).casefold()
+    return stem.lstrip("0") or "0" if stem.isdecimal() else stem
+
+
+def _make(folder: Path, layout: Layout, images: Sequence[Path], found: dict[Path, Path], where: str) -> InspectionSet:
+    kinds = [_kind_of(path.relative_to(folder)) for path in images]
+    return InspectionSet(
+        layout=layout, images=tuple(images), masks=tuple(map(found.get, images)), kinds=tuple(kinds), where=where
+    )
+
+
+def _kind_of(name: Path) -> str:
+    """The first folder of a path that is no split and does not only say that images are in it."""
+    folders = PurePosixPath(name.as_posix()).parts[:-1]
+    told = [part for part in folders if part not in SPLITS and not _IMAGE_FOLDERS.fullmatch(part)]
+    return ("good" if _GOOD.fullmatch(told[0]) else told[0]) if told else ""

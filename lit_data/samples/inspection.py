@@ -1,0 +1,93 @@
+"""The drawn set of the inspection experiment: grey surfaces, some with pits and scratches, with masks beside them."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.io.images.writing import write_png
+from lit_data.io.progress import track
+from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.samples.watermarks import draw_texture
+
+FORMAT_VERSION: Final = 1  # raise it with every change of a pixel
+_DEFECTIVE: Final = 0.5
+
+
+class InspectionSampleSpec(SampleSpec):
+    """What the set is made from."""
+
+    kind: ClassVar[str] = "inspection"
+    sides: ClassVar[tuple[int, int]] = (64, 4096)
+
+
+def ensure_inspection_samples(
+    folder: Path, *, count: int = 60, size_px: tuple[int, int] = (192, 256), seed: int = 0
+) -> Path:
+    """Make the set once and say where it is: ``NUMBER.png``, and ``NUMBER_mask.png`` of those with a defect.
+
+    Args:
+        folder: The set is made in a folder of its own below this one.
+        count: Images; half of them have defects.
+        size_px: (height, width).
+        seed: Each image is a function of (seed, its number, size) alone.
+
+    Raises:
+        ConfigError: A value is not allowed.
+        StoreError: The folder cannot be written.
+    """
+    spec = InspectionSampleSpec(count, size_px, seed)
+    recipe = spec.recipe(FORMAT_VERSION)
+
+    def write(made: Path) -> None:
+        made.mkdir()
+        for number in track(range(spec.count), "drawing samples", spec.count):
+            image, mask = draw_surface(np.random.default_rng((spec.seed, number)), (spec.size[0], spec.size[1]))
+            write_png(made / f"{number:04}.png", image)
+            if mask.any():
+                write_png(made / f"{number:04}_mask.png", mask * np.uint8(255))
+        seal(made, recipe)
+
+    return ensure_set(folder / spec.folder_name, recipe, write, what="inspection")
+
+
+def draw_surface(rng: np.random.Generator, size_px: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Draw a surface.
+
+    Args:
+        rng: Where it comes from.
+        size_px: (height, width).
+
+    Returns:
+        [H, W] grey, and [H, W] 1 where there is a defect.
+    """
+    image = draw_texture(rng, size_px).astype(np.float32)
+    mask = np.zeros(size_px, np.uint8)
+    if rng.random() < _DEFECTIVE:
+        for _ in range(int(rng.integers(1, 4))):
+            shape = _draw_scratch(rng, size_px) if rng.random() < 0.5 else _draw_pit(rng, size_px)
+            image += np.float32(rng.choice((-1, 1)) * rng.uniform(50, 110)) * shape
+            mask |= (shape > 0.4).astype(np.uint8)
+    return np.asarray(np.rint(image.clip(0, 255)), np.uint8), mask
+
+
+def _draw_pit(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
+    y, x = _choose_place(rng, size_px)
+    radii = rng.uniform(3, 9, 2)
+    rows, columns = np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x
+    found: Any = np.exp(-(((rows / radii[0]) ** 2 + (columns / radii[1]) ** 2) ** 2))
+    return np.asarray(found, np.float32)
+
+
+def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
+    y, x = _choose_place(rng, size_px)
+    angle, length, width = rng.uniform(0, np.pi), rng.uniform(15, 45), rng.uniform(1.2, 2.5)
+    rows, columns = np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x
+    along, across = columns * np.cos(angle) + rows * np.sin(angle), rows * np.cos(angle) - columns * np.sin(angle)
+    found: Any = np.exp(-((along / length) ** 8) - (across / width) ** 2)
+    return np.asarray(found, np.float32)
+
+
+def _choose_place(rng: np.random.Generator, size_px: tuple[int, int]) -> tuple[float, float]:
+    return rng.uniform(0.1, 0.9) * size_px[0], rng.uniform(0.1, 0.9) * size_px[1]

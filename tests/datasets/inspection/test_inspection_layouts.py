@@ -1,0 +1,139 @@
+"""Images and masks are found in the layouts that people have, and what does not fit is listed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_data.datasets.inspection.layouts import find_inspection_set, plain_stem
+from lit_data.datasets.inspection.patches import split_stratified
+from lit_data.errors import DataError
+
+SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
+
+
+def _touch(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def _pairs(folder: Path, masks: str | None = None) -> tuple[str, dict[str, str | None], tuple[str, ...]]:
+    found = find_inspection_set(folder, masks)
+    names = [None if mask is None else mask.relative_to(folder).as_posix() for mask in found.masks]
+    images = [path.relative_to(folder).as_posix() for path in found.images]
+    return found.layout, dict(zip(images, names, strict=True)), found.kinds
+
+
+LAYOUTS: dict[str, tuple[tuple[str, ...], str, Mapping[str, str | None], tuple[str, ...]]] = {
+    "folder": (
+        ("images/a.jpg", "images/b.jpg", "masks/a.png"),
+        "folder",
+        {"images/a.jpg": "masks/a.png", "images/b.jpg": None},
+        ("", ""),
+    ),
+    "folder, endings and zeros": (
+        ("img/7.jpg", "img/12.jpg", "GT/007_mask.png", "GT/012_GT.png"),
+        "folder",
+        {"img/12.jpg": "GT/012_GT.png", "img/7.jpg": "GT/007_mask.png"},
+        ("", ""),
+    ),
+    "a folder for each split": (
+        ("train/images/1.png", "train/masks/1.png", "val/images/1.png", "val/masks/1.png"),
+        "folder",
+        {"train/images/1.png": "train/masks/1.png", "val/images/1.png": "val/masks/1.png"},
+        ("", ""),
+    ),
+    "beside, another type": (
+        ("MT_Crack/Imgs/e1.jpg", "MT_Crack/Imgs/e1.png", "MT_Free/Imgs/e1.jpg", "MT_Free/Imgs/e1.png"),
+        "beside",
+        {"MT_Crack/Imgs/e1.jpg": "MT_Crack/Imgs/e1.png", "MT_Free/Imgs/e1.jpg": "MT_Free/Imgs/e1.png"},
+        ("MT_Crack", "good"),
+    ),
+    "beside, an ending": (
+        ("a.png", "a_mask.png", "b.png", "c.bmp", "c_label.png"),
+        "beside",
+        {"a.png": "a_mask.png", "b.png": None, "c.bmp": "c_label.png"},
+        ("", "", ""),
+    ),
+    "anomaly": (
+        ("train/good/000.png", "test/good/000.png", "test/bent/000.png", "ground_truth/bent/000_mask.png"),
+        "anomaly",
+        {
+            "test/bent/000.png": "ground_truth/bent/000_mask.png",
+            "test/good/000.png": None,
+            "train/good/000.png": None,
+        },
+        ("bent", "good", "good"),
+    ),
+    "anomaly of several products": (
+        ("nut/test/ko/1.bmp", "nut/ground_truth/ko/1.png", "cap/test/ko/1.bmp", "cap/ground_truth/ko/1.png"),
+        "anomaly",
+        {"cap/test/ko/1.bmp": "cap/ground_truth/ko/1.png", "nut/test/ko/1.bmp": "nut/ground_truth/ko/1.png"},
+        ("ko", "ko"),
+    ),
+    "none": (("rust/1.jpg", "good/1.jpg"), "none", {"good/1.jpg": None, "rust/1.jpg": None}, ("good", "rust")),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout_is_found_by_itself(name: str, tmp_path: Path) -> None:
+    files, layout, pairs, kinds = LAYOUTS[name]
+    assert _pairs(_touch(tmp_path, *files)) == (layout, pairs, kinds)
+
+
+def test_a_folder_of_masks_may_be_named_and_lie_anywhere(tmp_path: Path) -> None:
+    folder = _touch(tmp_path / "set", "x/a.png", "x/b.png")
+    _touch(tmp_path / "elsewhere", "a.png")
+    layout, found, _ = _pairs(_touch(folder, "marks/b.png"), "marks")
+    assert (layout, found) == ("folder", {"x/a.png": None, "x/b.png": "marks/b.png"})
+    masks = find_inspection_set(folder, str(tmp_path / "elsewhere"), ["x/*"]).masks
+    assert masks == (tmp_path / "elsewhere" / "a.png", None)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("images/a.png", "masks/a.png", "masks/b.png"), r"1 of 2 masks do not fit .*\n.*b\.png: a mask without an im"),
+        (("images/a.png", "masks/a.png", "masks/a_mask.png"), r"a_mask\.png: a second mask of .*images/a\.png"),
+        (("x/1.png", "y/1.png", "masks/1.png"), r"masks/1\.png: a mask without an image of its name"),
+        (("masks/a.png",), r"no images but the masks in .*masks; check data\.root"),
+        (("a.txt",), r"no image matches '\*\*/\*'; found 1 of another type"),
+    ],
+)
+def test_what_does_not_fit_is_listed(files: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        find_inspection_set(_touch(tmp_path, *files))
+
+
+def test_a_folder_of_masks_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"marks: no such folder of masks; check data\.masks"):
+        find_inspection_set(_touch(tmp_path, "a.png"), "marks")
+
+
+def test_a_line_says_what_was_found(tmp_path: Path) -> None:
+    found = find_inspection_set(_touch(tmp_path, "a/1.png", "a/1_mask.png", "b/2.png"))
+    assert found.describe() == (
+        "2 images, masks beside them (_mask), 1 images have none, which counts as no defect (a 1, b 1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stem", "plain"), [("007", "7"), ("0", "0"), ("A_Mask", "a"), ("x-gt", "x"), ("mask", "mask"), ("1_2_seg", "1_2")]
+)
+def test_stems_are_compared_without_endings(stem: str, plain: str) -> None:
+    assert plain_stem(stem) == plain
+
+
+def test_each_kind_is_in_each_split_and_groups_stay_together() -> None:
+    kinds = ["rare"] * 10 + ["common"] * 100
+    groups = np.arange(110)
+    groups[[20, 21, 22]] = 20
+    splits = split_stratified(kinds, groups, SHARES, seed=3)
+    assert sorted(np.concatenate([*splits.values()]).tolist()) == list(range(110))
+    for numbers in splits.values():
+        assert (numbers < 10).sum() >= 1
+        assert len({20, 21, 22} & set(numbers.tolist())) in (0, 3)
+    assert not np.array_equal(splits["train"], split_stratified(kinds, groups, SHARES, seed=4)["train"])

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.source import MaskedImageFolder
 from lit_data.datamodules.stripe_transform import StripeTransform, find_margins, find_unit_range
 from lit_data.datamodules.visuals import Inspection
+from lit_data.datasets.inspection.annotations import draw_masks, read_annotations
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
 from lit_data.datasets.inspection.patches import InspectionDataset, PartialMasks, split_stratified
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
@@ -30,13 +31,20 @@ from lit_data.io.images.header_scan import OnBad, find_faults
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.writing import write_png
+from lit_data.io.progress import track
 from lit_data.io.remote import RemoteOptions, Scope
+from lit_data.io.store.arrays import publish
+from lit_data.io.store.sources import list_sources
 from lit_data.io.store.store import DecodedStore
+from lit_data.io.temp import temp_folder
 from lit_data.loading import LoaderOptions
 from lit_data.samples.inspection import ensure_inspection_samples
 from lit_data.types import Batch, PlannedBatch, Stage
 
 log = logging.getLogger(__name__)
+
+ANNOTATION_FORMAT = 1  # raise it with every change of a drawn mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,8 @@ class InspectionFiles(MaskedImageFolder):
     def found(self) -> InspectionSet:
         """The images, and the mask of each that has one."""
         found = find_inspection_set(self.folder, self.masks, self.patterns)
+        if found.layout == "none":
+            found = self._draw_annotations(found)
         log.info("%s: %s", show_path(self.folder), found.describe())
         return found
 
@@ -99,6 +109,26 @@ class InspectionFiles(MaskedImageFolder):
         problems.extend(find_faults([ImageSource((str(mask),)) for mask in masks], MaskDecoder(self.mask_read)))
         problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
         return {"images": len(images), "masks": len(masks)}
+
+    def _draw_annotations(self, found: InspectionSet) -> InspectionSet:
+        """The set with masks drawn from its files of annotations, once; as it is where there are none."""
+        annotated = read_annotations(self.folder, found.images)
+        if annotated is None:
+            return found
+        sources = [ImageSource((str(path),)) for path in (*annotated.files, *found.images)]
+        folder = (
+            self._cache / "annotations" / list_sources(sources, progress=False).digest(f"masks {ANNOTATION_FORMAT}")
+        )
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with temp_folder(folder.parent) as temp:
+                masks = draw_masks(annotated, found.images)
+                for number, mask in track(masks, "drawing masks", len(annotated.marks)):
+                    write_png(temp / f"{number}.png", mask)
+                publish(temp, folder)
+        drawn = [folder / f"{number}.png" for number in range(len(found.images))]
+        masks_of = tuple(mask if number in annotated.marks else None for number, mask in enumerate(drawn))
+        return replace(found, layout=annotated.layout, masks=masks_of, where=f"drawn from {annotated.layout} files")
 
     @property
     @override

@@ -147,3 +147,21 @@ def test_no_patch_with_a_defect_is_an_error_only_where_some_are_wanted(tmp_path:
 def test_a_share_is_above_zero_and_up_to_one(positives: float) -> None:
     with pytest.raises(ConfigError, match=r"positives=.* is a share"):
         InspectionDataModule(positives=positives)
+
+
+def test_masks_are_drawn_once_from_annotations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = _write_set(tmp_path / "set", 12, every=100)
+    (folder / "00_mask.png").unlink()
+    runs = " ".join(f"{1 + column * SIZE[0]} 10" for column in range(10))
+    rows = [f"{number:02}.png,1,{runs}" for number in range(6)]
+    (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
+    data = _data(tmp_path)
+    assert data.describe()["layout"] == "csv"
+    assert int((data._mask_of >= 0).sum()) == 6
+    found = _read(data)
+    marked = found["mask"].flatten(1).any(1)
+    assert found["position"][marked].unique().tolist() == [0]
+    drawn = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "annotations").rglob("*.png")}
+    _data(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
+    assert len(drawn) == 6

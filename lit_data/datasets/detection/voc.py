@@ -186,7 +186,7 @@ def read_voc_labels(
     for image, path in enumerate(files):
         if path is not None:
             try:
-                roots[image] = _read_annotation(path)
+                roots[image] = read_xml(path)
             except DataError as error:
                 collector.problems.add(path, str(error))
     names = _collect_names(roots) if classes is None else check_classes(classes)
@@ -205,7 +205,16 @@ def read_voc_labels(
     return collector.finish(names)
 
 
-def _read_annotation(path: AnyPath) -> "Element":
+def read_xml(path: AnyPath, tag: str = "annotation") -> "Element":
+    """Read a file of labels without following what could unpack or name other files.
+
+    Args:
+        path: Of the file.
+        tag: Of its root.
+
+    Raises:
+        DataError: It is damaged, too large, declares entities, or has another root.
+    """
     from xml.etree.ElementTree import ParseError, fromstring
 
     with open_source(path) as stream:
@@ -220,8 +229,8 @@ def _read_annotation(path: AnyPath) -> "Element":
             root = fromstring(data)
         except ParseError as error:
             raise DataError(f"damaged XML: {error}") from error
-        if root.tag != "annotation":
-            raise DataError(f"starts with <{escape(root.tag)}>; a VOC file starts with <annotation>")
+        if root.tag != tag:
+            raise DataError(f"starts with <{escape(root.tag)}>; such files of labels start with <{tag}>")
         return root
 
 

@@ -15,7 +15,7 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.errors import SHOWN, DataError, Problems, show_path
 from lit_data.io.discovery import FolderWalk
 
-Layout = Literal["anomaly", "folder", "beside", "none"]
+Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
 _MASK_FOLDERS: Final = re.compile(
     r"(masks?|gts?|ground_?truths?|labels?|annotations?|seg(mentations?)?|mask_?images?)", re.IGNORECASE
@@ -34,7 +34,8 @@ class InspectionSet:
 
     Attributes:
         layout: `anomaly` for ``train/good``, ``test/KIND`` and ``ground_truth/KIND``, `folder` for masks in a folder of
-            their own, `beside` for masks beside their images, `none` without masks.
+            their own, `beside` for masks beside their images, `none` without masks, and the kinds of
+            annotations.
         images: In the order of their names.
         masks: For each image its mask, or None.
         kinds: For each image the kind of its defect, or ``good``; the first folder of its path where that tells.

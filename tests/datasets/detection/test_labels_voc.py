@@ -104,7 +104,7 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "boom"><!ENTITY c "&b;&b;">]><annotation>&c;</an
         (BOMB.encode(), "holds a <!DOCTYPE>"),
         (BOMB.encode("utf-16"), "holds a <!DOCTYPE>"),
         (b"<annotation><object>", "damaged XML"),
-        (b"<html/>", "starts with <html>; a VOC file starts with <annotation>"),
+        (b"<html/>", "starts with <html>; such files of labels start with <annotation>"),
         (b"", "0 bytes"),
         (b" " * 10_000_001, "10000001 bytes, more than the 10000000 allowed"),
     ],

@@ -1,22 +1,29 @@
-"""Single images with masks of their defects: patches with their masks, and a probability map of every image."""
+"""Single images with masks of their defects: patches with their masks; a map and a verdict of every image."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import lightning as L
 from typing_extensions import override
 
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.errors import ConfigError
+from lit_data.files import write_table
 from lit_data.synthesis.values import ValueRange
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.maps import MapWriter
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.tiles import predict_images
 from lit_data.tasks.watermarks import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
-from lit_data.tasks.whole_images import WholeImages
+from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
+from lit_data.tasks.writer import Entry, Written
 from lit_data.types import Batch, Stage
+
+log = logging.getLogger(__name__)
+
+COLUMNS: Final = ("image", "score", "defects", "verdict")
 
 
 @register(InspectionDataModule)
@@ -43,13 +50,41 @@ class InspectionTask(Task[InspectionDataModule]):
         draw_augmented_marks(self.datamodule, planned, shown, path, stage=stage)
 
     @override
-    def writer(self, run: PredictRun, options: PredictOptions) -> MapWriter:
+    def writer(self, run: PredictRun, options: PredictOptions) -> "VerdictWriter":
         options.refuse("maps of defects", *self.unused)
-        return MapWriter(open_inspection_images(self.datamodule), run.folder, options)
+        return VerdictWriter(open_inspection_images(self.datamodule), run.folder, options)
 
     @override
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
+
+
+class VerdictWriter(MapWriter):
+    """Writes what `MapWriter` does, and ``images.csv`` with a verdict for each image.
+
+    Its columns are the highest probability, the defects found at the threshold, and ``good`` or ``defect``.
+    """
+
+    @override
+    def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
+        highest = max(float(answer.rows(part).max()) for part in slabs(answer.shape))
+        return super().write(number, answer, seconds)._replace(score=round(highest, 4))
+
+    @override
+    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        rows = [
+            {
+                "image": entry.image,
+                "score": entry.score,
+                "defects": len(entry.rows),
+                "verdict": "defect" if entry.rows else "good",
+            }
+            for entry in entries
+        ]
+        path = self.folder / "images.csv"
+        write_table(path, COLUMNS, rows)
+        log.info("verdicts: %s", path)
+        return super().finish(entries)
 
 
 def open_inspection_images(datamodule: InspectionDataModule) -> WholeImages:

@@ -1,5 +1,6 @@
 """Every file in conf/ is composed, and run at toy size."""
 
+import csv
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -265,6 +266,11 @@ def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     predicted = run("predict", *words)
     assert len(list((predicted["folder"] / "maps").rglob("*.png"))) == predicted["predict/images"] == 12
     assert (predicted["folder"] / "defects.csv").is_file()
+    with (predicted["folder"] / "images.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    assert all((row["verdict"] == "defect") == (int(row["defects"]) > 0) for row in rows)
+    assert all(0 <= float(row["score"]) <= 1 for row in rows)
     shown = run("show", *words, "show.count=3")
     assert shown["show/patches"] == 3
     assert (shown["folder"] / "augment.png").is_file()

@@ -15,7 +15,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 34_600,
+    "code lines": 34_700,
     "files": 375,
     "files in circles": 0,
     "casts": 25,

@@ -30,6 +30,7 @@ from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.modules.scored import DefectRecall, PixelScores
+from lit_data.modules.segmentation.anomaly_scores import AnomalyScores
 from lit_data.rng import uniform
 from lit_data.types import Batch, FieldSpec, Stage
 
@@ -158,8 +159,12 @@ def _score(rank: int, ranks: int) -> dict[str, float]:
     pixels, best, defects = PixelScores(), PixelScores(threshold=None), DefectRecall()
     for metric in (pixels, best, defects):
         metric.update(scores[rank::ranks], masks[rank::ranks])
+    anomalies, images = AnomalyScores(), torch.arange(21) // 3
+    masks[images % 2 == 0] = 0  # an image's patches lie on both ranks
+    anomalies.update(scores[rank::ranks], masks[rank::ranks], images[rank::ranks])
     found = {**pixels.compute(), "best": best.compute()["dice"], "recall": defects.compute()}
-    return {name: float(value) for name, value in found.items()}
+    found |= {f"anomaly_{name}": value for name, value in anomalies.compute().items()}
+    return {name: round(float(value), 6) for name, value in found.items()}
 
 
 def _find_mismatch(trainer: L.Trainer, data: Data) -> str:
@@ -263,6 +268,7 @@ def test_metrics_are_those_of_one_process(runs: Runs) -> None:
     alone = _score(0, 1)
     assert 0 < alone["recall"] < 1
     assert alone["dice"] < alone["best"]
+    assert 0 < alone["anomaly_image_auroc"] < 1
     assert [rank["scores"] for rank in runs.two] == [alone, alone]
 
 

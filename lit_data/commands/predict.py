@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     datamodule.setup("predict")
     task = find_task(datamodule)
     load_weights(model, checkpoint)
+    options = _take_threshold(model, options)
     folder = Path(cfg.paths.run if options.folder is None else options.folder)
     _warn_of_nothing_to_resume(folder, options)
     place = PredictRun(
@@ -61,6 +63,14 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if bad:
         raise PartlyDoneError(_describe_bad(bad, folder), metrics)
     return metrics
+
+
+def _take_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:
+    chosen = getattr(model, "predict_threshold", None)
+    if options.threshold is not None or chosen is None:
+        return options
+    log.info("predict.threshold=%.4g, as validation chose it", chosen)
+    return replace(options, threshold=float(chosen))
 
 
 def _describe_bad(bad: Sequence[tuple[str, str]], folder: Path) -> str:

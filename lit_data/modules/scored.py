@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -17,7 +17,7 @@ from lit_data.devices import widest_float
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
 from lit_data.types import Batch
 
-_BINS = 8192
+BINS = 8192  # of the scores of pixels
 _PEAKS = 32
 
 
@@ -40,7 +40,7 @@ class PixelScores(Metric):
     def __init__(self, *, threshold: float | None = 0.5) -> None:
         super().__init__()
         self.threshold = threshold
-        self.add_state("histogram", torch.zeros(2, _BINS, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("histogram", torch.zeros(2, BINS, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, masks: Tensor) -> None:
         """Count pixels.
@@ -49,20 +49,26 @@ class PixelScores(Metric):
             scores: Any shape, in 0..1.
             masks: The same shape, in {0, 1}.
         """
-        place = _find_bins(scores) + _BINS * (masks.flatten() > 0.5)
-        self.histogram += torch.bincount(place, minlength=2 * _BINS).view(2, _BINS)
+        place = find_bins(scores) + BINS * (masks.flatten() > 0.5)
+        self.histogram += torch.bincount(place, minlength=2 * BINS).view(2, BINS)
 
     def compute(self) -> dict[str, Tensor]:
         """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
         false, true = self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
         precision, recall = true / (true + false).clamp(min=1), true / true[-1].clamp(min=1)
         steps = torch.diff(recall, prepend=recall.new_zeros(1))
-        dice = 2 * true / (true + false + true[-1]).clamp(min=1)
-        chosen = dice.max() if self.threshold is None else dice[_BINS - 1 - self._threshold_bin()]
+        dice = self.dice_curve()
+        chosen = dice.max() if self.threshold is None else dice[BINS - 1 - self._threshold_bin()]
         return {"average_precision": (steps * precision).sum().float(), "dice": chosen.float()}
 
+    def dice_curve(self) -> Tensor:
+        """Dice at each of the thresholds, falling; [8192]."""
+        false, true = self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
+        dice: Tensor = 2 * true / (true + false + true[-1]).clamp(min=1)
+        return dice
+
     def _threshold_bin(self) -> int:
-        return int(_find_bins(torch.tensor([self.threshold])))
+        return int(find_bins(torch.tensor([self.threshold])))
 
 
 class DefectRecall(Metric):
@@ -118,11 +124,23 @@ class DefectRecall(Metric):
         return (defects > threshold).float().mean()
 
 
-def _find_bins(scores: Tensor) -> Tensor:
-    """Bins that are narrow near 0 and near 1, where the scores of rare defects lie."""
+def find_bins(scores: Tensor) -> Tensor:
+    """Bins of `PixelScores`, narrow near 0 and near 1, where the scores of rare defects lie.
+
+    Args:
+        scores: Any shape, in 0..1.
+
+    Returns:
+        [N] int64 in 0..8191.
+    """
     exact = scores.flatten().to(widest_float(scores.device))
     logit = torch.logit(exact, eps=max(1e-9, torch.finfo(exact.dtype).eps / 2))
-    return ((logit / 42 + 0.5) * _BINS).long().clamp(0, _BINS - 1)  # logit(1e-9) is -20.7
+    return ((logit / 42 + 0.5) * BINS).long().clamp(0, BINS - 1)  # logit(1e-9) is -20.7
+
+
+def bin_edge(number: int) -> Tensor:
+    """The lowest score of a bin of `find_bins`, a scalar."""
+    return torch.tensor((number / BINS - 0.5) * 42).sigmoid()
 
 
 def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
@@ -142,7 +160,7 @@ class ScoredModule(L.LightningModule):
     """A net that learns by one loss and is scored on whole stages.
 
     Logs ``train/loss`` in each step, and what `take_scores` gives after validation and test, with ``val/`` or ``test/``
-    before it; names that end in ``_baseline`` stay out of the progress bar.
+    before it; names that end in one of `not_in_bar` stay out of the progress bar.
 
     Args:
         net: The net.
@@ -152,6 +170,8 @@ class ScoredModule(L.LightningModule):
     Raises:
         ConfigError: The schedule is unknown.
     """
+
+    not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline",)
 
     def __init__(self, net: nn.Module, *, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
@@ -201,5 +221,5 @@ class ScoredModule(L.LightningModule):
 
     def _log_scores(self, stage: str) -> None:
         for name, value in self.take_scores(stage).items():
-            shown = not name.endswith("_baseline")
+            shown = not name.endswith(self.not_in_bar)
             self.log(f"{stage}/{name}", value, prog_bar=shown, batch_size=1, sync_dist=True)

@@ -75,7 +75,7 @@ class BoxTask(Task[DetectionDataModule]):
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
         options.refuse("images with boxes", *self.unused)
-        return BoxWriter(self.datamodule, run.folder, threshold=options.threshold, min_area_px=options.min_area_px)
+        return BoxWriter(self.datamodule, run.folder, threshold=options.least_score, min_area_px=options.min_area_px)
 
 
 def draw_box_samples(datamodule: DetectionDataModule, batch: Batch, path: Path, title: str, *, count: int) -> list[int]:

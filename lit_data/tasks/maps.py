@@ -234,7 +234,7 @@ class MapWriter(ImageWriter):
         path, shape = self._map_of(self.images.names[number]), answer.shape
         write_png_parts(path, shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
         found = find_defects(
-            answer.rows(slice(None)), threshold=self.options.threshold, min_area_px=self.options.min_area_px
+            answer.rows(slice(None)), threshold=self.options.least_score, min_area_px=self.options.min_area_px
         )
         return Written([path], [_round(defect) for defect in found], max((defect.score for defect in found), default=0))
 

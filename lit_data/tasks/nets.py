@@ -272,7 +272,7 @@ def _compare(net: nn.Module, quantised: nn.Module, tiles: Sequence[Tensor], opti
     plain = Forward(net, device, ForwardOptions(channels_last=layout))
     other = Forward(quantised, device, ForwardOptions(channels_last=layout, precision=options.precision))
     batch = torch.stack(list(tiles))
-    found = measure_agreement(plain, other, [batch], threshold=options.threshold)
+    found = measure_agreement(plain, other, [batch], threshold=options.least_score)
     times_s = time_in_turn({"fp32": lambda: plain(batch), "quantised": lambda: other(batch)}, _REPEATS, device)
     speedup = times_s["fp32"] / times_s["quantised"]
     log.info(

@@ -46,7 +46,8 @@ class PredictOptions:
     `readers` are those of `TiledPredictor`, and mean something for images that are predicted tile by tile only.
 
     Args:
-        threshold: Least probability of a marked pixel or a voxel, least score of an object.
+        threshold: Least probability of a marked pixel or a voxel, least score of an object; `None`: the one that the
+            model's checkpoint holds as ``predict_threshold``, else 0.5.
         min_area_px: Smallest defect or object.
         on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is predicted; in the
             place of ``data.on_bad``.
@@ -73,7 +74,7 @@ class PredictOptions:
         ConfigError: A value is out of its range.
     """
 
-    threshold: float = 0.5
+    threshold: float | None = None
     min_area_px: int = 2
     on_bad: OnBad = "skip"
     folder: str | None = None
@@ -103,7 +104,7 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         """Check what `TiledPredictor` does not."""
-        if not 0 <= self.threshold <= 1:
+        if not 0 <= self.least_score <= 1:
             raise ConfigError(f"predict.threshold={self.threshold} must be from 0 to 1")
         if min(self.min_area_px, self.large_px) < 0:
             raise ConfigError(
@@ -119,6 +120,11 @@ class PredictOptions:
             raise ConfigError(f"predict.calibration_images={self.calibration_images} must be at least 1")
         if self.quantise == "static":
             self._check_static()
+
+    @property
+    def least_score(self) -> float:
+        """`threshold`, or 0.5."""
+        return 0.5 if self.threshold is None else self.threshold
 
     def _check_static(self) -> None:
         if self.compile:
@@ -142,7 +148,8 @@ class PredictOptions:
 
     def identity(self) -> dict[str, Any]:
         """The options that decide what is written."""
-        return {name: value for name, value in asdict(self).items() if name not in _HOW}
+        named = asdict(self) | {"threshold": self.least_score}
+        return {name: value for name, value in named.items() if name not in _HOW}
 
     def refuse(self, what: str, *names: str) -> None:
         """Raise for options that are set and mean nothing here.

@@ -60,7 +60,7 @@ class VolumeTask(Task[CTDataModule]):
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "VolumeWriter":
         options.refuse("volumes", *self.unused)
-        return VolumeWriter(self.datamodule, run.folder, threshold=options.threshold)
+        return VolumeWriter(self.datamodule, run.folder, threshold=options.least_score)
 
 
 def draw_volume_samples(datamodule: CTDataModule, batch: Batch, path: Path, title: str, *, count: int) -> list[int]:

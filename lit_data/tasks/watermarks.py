@@ -192,7 +192,7 @@ class MarkWriter(ImageWriter):
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
         """Write the pictures of an image, part by part."""
         name, shape, pixels = self.images.names[number], answer.shape, self.images.bank[number]
-        threshold, parts = self.options.threshold, list(slabs(shape))
+        threshold, parts = self.options.least_score, list(slabs(shape))
         paths = [self._path(kind, name) for kind in self._kinds]
         write_png_parts(paths[0], shape, (answer.encode(part, np.uint8) for part in parts))
         write_png_parts(paths[1], shape, (tint(pixels[:, part], answer.rows(part), threshold) for part in parts))

@@ -11,6 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands import COMMANDS
@@ -271,6 +272,9 @@ def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     assert len(rows) == 12
     assert all((row["verdict"] == "defect") == (int(row["defects"]) > 0) for row in rows)
     assert all(0 <= float(row["score"]) <= 1 for row in rows)
+    weights = torch.load(fitted["folder"] / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
+    chosen = json.loads((predicted["folder"] / "fingerprint.json").read_text())["predict"]["threshold"]
+    assert chosen == pytest.approx(float(weights["predict_threshold"])) == pytest.approx(fitted["val/f1_max_threshold"])
     shown = run("show", *words, "show.count=3")
     assert shown["show/patches"] == 3
     assert (shown["folder"] / "augment.png").is_file()

@@ -23,6 +23,7 @@ def test_the_configuration_has_every_option_with_its_default() -> None:
 def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
     one = PredictOptions(folder="a", resume=True, batch_size=3, readers=1, lanes=2).identity()
     assert one == PredictOptions().identity()
+    assert one == PredictOptions(threshold=0.5).identity() != PredictOptions(threshold=0.4).identity()
     assert one != PredictOptions(tile_px=256).identity()
     assert one.keys() >= {"threshold", "clean", "tile_px", "precision", "augment"}
 

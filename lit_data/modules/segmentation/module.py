@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
+from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
 from lit_data.modules.segmentation.compare_net import CompareNet
 from lit_data.types import Batch
 
@@ -89,7 +90,9 @@ class SegmentationModule(ScoredModule):
     - ``dice``: of pixels, at probability 0.5;
     - ``defect_recall``: share of defects found at 0.1 false alarms per patch;
     - with `baseline` each with ``_baseline`` behind it: the same for the score |target - mean(ref)|, its Dice at the
-      best threshold.
+      best threshold;
+    - with `anomaly_scores` those of `AnomalyScores`; checkpoints then hold ``predict_threshold``, where the F1 of the
+      last validation is largest, and ``predict`` takes it.
 
     `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is given again:
     ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
@@ -102,10 +105,15 @@ class SegmentationModule(ScoredModule):
         dice_weight: Weight of the Dice term of the loss.
         false_alarms_per_patch: Rate at which ``defect_recall`` is taken; none leaves it out.
         baseline: Channel 0 is a target and the others are its references: score their difference too.
+        anomaly_scores: Log what methods of anomaly detection are compared by; ``image_index`` [B] tells whose patches
+            they are.
 
     Raises:
         ConfigError: The schedule or the loss is unknown.
     """
+
+    predict_threshold: Tensor
+    not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", *ANOMALY_SCORES)
 
     def __init__(
         self,
@@ -117,14 +125,19 @@ class SegmentationModule(ScoredModule):
         dice_weight: float = 1.0,
         false_alarms_per_patch: float | None = 0.1,
         baseline: bool = True,
+        anomaly_scores: bool = False,
     ) -> None:
         super().__init__(net or CompareNet(), optimizer=optimizer or _make_adamw, schedule=schedule)
         check_choice("loss", loss, tuple(_LOSSES))
         self.loss, self.dice_weight = _LOSSES[loss], dice_weight
         self.suffixes = ("", "_baseline") if baseline else ("",)
-        self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch))
+        if anomaly_scores:
+            self.register_buffer("predict_threshold", torch.tensor(0.5))
+        self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, anomaly_scores))
         # Plain values only, so that checkpoints load with weights_only=True.
-        self.save_hyperparameters("schedule", "loss", "dice_weight", "false_alarms_per_patch", "baseline")
+        self.save_hyperparameters(
+            "schedule", "loss", "dice_weight", "false_alarms_per_patch", "baseline", "anomaly_scores"
+        )
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -151,14 +164,15 @@ class SegmentationModule(ScoredModule):
         images, masks = batch["image"], batch["mask"]
         logits = self(images).float()
         # Probabilities close to 1 are equal in float32, logits are not.
-        self._update(stage, logits.sigmoid(), logits, masks)
+        self._update(stage, logits.sigmoid(), logits, masks, batch.get("image_index"))
         if "_baseline" in self.suffixes:
             difference = plain_difference(images)
             self._update(f"{stage}_baseline", difference, difference, masks)
 
-    def _update(self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor) -> None:
+    def _update(self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor, images: Tensor | None = None) -> None:
         metrics: Any = self.scores[name]
-        metrics["pixels"].update(scores, masks)
+        known = {"images": images} if isinstance(metrics["pixels"], AnomalyScores) else {}
+        metrics["pixels"].update(scores, masks, **known)
         if "defects" in metrics:
             metrics["defects"].update(ranks, masks)
 
@@ -168,6 +182,8 @@ class SegmentationModule(ScoredModule):
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
             found = dict(metrics["pixels"].compute())
+            if stage == "val" and found.get("f1_max", 0) > 0:
+                self.predict_threshold.fill_(found["f1_max_threshold"])
             if "defects" in metrics:
                 found["defect_recall"] = metrics["defects"].compute()
             named |= {f"{name}{suffix}": value for name, value in found.items()}
@@ -188,10 +204,13 @@ def plain_difference(images: Tensor) -> Tensor:
     return (images[:, :1] - images[:, 1:].mean(1, keepdim=True)).abs().float()
 
 
-def _make_scores(suffixes: Sequence[str], false_alarms_per_patch: float | None) -> dict[str, nn.ModuleDict]:
+def _make_scores(
+    suffixes: Sequence[str], false_alarms_per_patch: float | None, anomaly_scores: bool
+) -> dict[str, nn.ModuleDict]:
     scores: dict[str, nn.ModuleDict] = {}
     for stage, suffix in product(("val", "test"), suffixes):
-        metrics: dict[str, Metric] = {"pixels": PixelScores(threshold=None if suffix else 0.5)}
+        pixels = PixelScores(threshold=None if suffix else 0.5)
+        metrics: dict[str, Metric] = {"pixels": AnomalyScores() if anomaly_scores and not suffix else pixels}
         if false_alarms_per_patch is not None:
             metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
         scores[stage + suffix] = nn.ModuleDict(metrics)

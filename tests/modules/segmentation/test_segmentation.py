@@ -103,10 +103,23 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
         assert torch.equal(one, two)
     checkpoint = torch.load(path, weights_only=True)
     plain = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5, "false_alarms_per_patch": 0.2, "baseline": True}
-    assert checkpoint["hyper_parameters"] == {**plain, "num_parameters": 5393}
+    assert checkpoint["hyper_parameters"] == {**plain, "anomaly_scores": False, "num_parameters": 5393}
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
     assert (loaded.schedule, loaded.dice_weight) == ("cosine", 0.5)
+
+
+def test_checkpoints_hold_the_threshold_that_validation_chose(tmp_path: Path) -> None:
+    samples = [sample | {"image_index": torch.tensor(number)} for number, sample in enumerate(_samples(8))]
+    loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
+    model, trainer = SegmentationModule(anomaly_scores=True), _trainer(tmp_path, enable_checkpointing=False)
+    trainer.fit(model, loader, loader)
+    chosen = float(trainer.callback_metrics["val/f1_max_threshold"])
+    path = tmp_path / "a.ckpt"
+    trainer.save_checkpoint(path)
+    trainer.test(model, DataLoader(samples[:2], batch_size=4), verbose=False)  # type: ignore[arg-type]
+    loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
+    assert float(model.predict_threshold) == float(loaded.predict_threshold) == chosen != 0.5
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_f1_score
+
+from lit_data.modules.scored import PixelScores
+from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
+
+IMAGES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+
+
+def _make() -> tuple[Tensor, Tensor]:
+    """Ten patches of five images, three of which show defects of several sizes; scores that are right at times."""
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.zeros(10, 1, 48, 48)
+    for patch, y, x, size in ((0, 4, 4, 3), (0, 20, 20, 12), (3, 1, 40, 6), (3, 30, 5, 5), (6, 10, 10, 20)):
+        masks[patch, 0, y : y + size, x : x + size] = 1
+    strengths = 1 + 2 * torch.rand(10, 1, 1, 1, generator=generator)
+    logits = torch.randn(masks.shape, generator=generator) * 1.5 - 3 + masks * strengths
+    return logits.sigmoid(), masks
+
+
+def _score(scores: Tensor, masks: Tensor, images: Tensor | None = IMAGES) -> dict[str, float]:
+    metric = AnomalyScores()
+    for part in (slice(0, 3), slice(3, 10)):
+        metric.update(scores[part], masks[part], None if images is None else images[part])
+    return {name: float(value) for name, value in metric.compute().items()}
+
+
+def _integrate(scores: Tensor, masks: Tensor, limit: float) -> float:
+    """AUPRO by its definition: every score is a threshold, every region is looked at alone."""
+    regions = []
+    for patch, mask in enumerate(masks[:, 0].numpy().astype(np.uint8)):
+        count, labels = cv2.connectedComponents(mask, connectivity=8)
+        regions += [np.sort(scores[patch, 0].numpy()[labels == number]) for number in range(1, count)]
+    background = np.sort(scores[masks == 0].numpy())
+    thresholds = np.unique(scores.numpy())[::-1]
+    rates = 1 - np.searchsorted(background, thresholds) / len(background)
+    overlap = np.mean([1 - np.searchsorted(region, thresholds) / len(region) for region in regions], axis=0)
+    rates, overlap = np.r_[0, rates], np.r_[0, overlap]
+    grid = np.append(rates[rates < limit], limit)
+    heights = np.append(overlap[rates < limit], np.interp(limit, rates, overlap))
+    return float(np.trapezoid(heights, grid) / limit)
+
+
+def test_pixels_agree_with_the_exact_scores() -> None:
+    scores, masks = _make()
+    found = _score(scores, masks)
+    flat, truth = scores.flatten(), masks.flatten().long()
+    assert found["pixel_auroc"] == pytest.approx(float(binary_auroc(flat, truth)), abs=1e-3)
+    assert found["average_precision"] == pytest.approx(float(binary_average_precision(flat, truth)), abs=1e-3)
+    assert 0.6 < found["pixel_auroc"] < 0.99
+
+
+@pytest.mark.parametrize(("name", "limit"), [("aupro_30", 0.3), ("aupro_5", 0.05)])
+def test_per_region_overlap_agrees_with_its_definition(name: str, limit: float) -> None:
+    scores, masks = _make()
+    expected = _integrate(scores, masks, limit)
+    assert 0.05 < expected < 0.95
+    assert _score(scores, masks)[name] == pytest.approx(expected, abs=2e-3)
+
+
+def test_the_best_f1_is_reached_at_its_threshold() -> None:
+    scores, masks = _make()
+    found = _score(scores, masks)
+    flat, truth = scores.flatten(), masks.flatten().long()
+    assert float(binary_f1_score(flat, truth, found["f1_max_threshold"])) == pytest.approx(found["f1_max"], abs=2e-3)
+    others = [float(binary_f1_score(flat, truth, threshold)) for threshold in np.linspace(0.01, 0.99, 50)]
+    assert found["f1_max"] >= max(others) - 2e-3
+
+
+def test_an_image_scores_as_its_highest_pixel() -> None:
+    scores, masks = _make()
+    highest = scores.flatten(1).amax(1).view(5, 2).amax(1)
+    defective = torch.tensor([1, 1, 0, 1, 0])
+    found = _score(scores, masks)
+    assert found["image_auroc"] == pytest.approx(float(binary_auroc(highest, defective)))
+    assert found["image_average_precision"] == pytest.approx(float(binary_average_precision(highest, defective)))
+
+
+def test_one_image_whose_patches_come_apart_is_one_image() -> None:
+    scores, masks = _make()
+    order = torch.tensor([0, 2, 4, 6, 8, 1, 3, 5, 7, 9])
+    assert _score(scores[order], masks[order], IMAGES[order]) == pytest.approx(_score(scores, masks))
+
+
+@pytest.mark.parametrize("chosen", [[1, 2], [0, 3]], ids=["no defects", "only defects"])
+def test_images_of_one_class_have_no_ranking(chosen: list[int]) -> None:
+    scores, masks = _make()
+    metric = AnomalyScores()
+    metric.update(scores[chosen], masks[chosen], IMAGES[chosen])
+    found = metric.compute()
+    assert set(found) == {"average_precision", "dice", *ANOMALY_SCORES} - {"image_auroc", "image_average_precision"}
+
+
+def test_without_defects_scores_are_zero() -> None:
+    scores, masks = _make()
+    found = _score(scores, torch.zeros_like(masks), None)
+    assert {value for name, value in found.items() if name != "f1_max_threshold"} == {0.0}
+
+
+def test_perfect_scores_are_one() -> None:
+    _, masks = _make()
+    found = _score(masks, masks)
+    assert {round(value, 4) for name, value in found.items() if name != "f1_max_threshold"} == {1.0}
+
+
+def test_it_says_of_pixels_what_the_plain_scores_say() -> None:
+    scores, masks = _make()
+    plain = PixelScores()
+    plain.update(scores, masks)
+    found = _score(scores, masks)
+    assert {name: float(value) for name, value in plain.compute().items()} == {
+        name: found[name] for name in ("average_precision", "dice")
+    }

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -68,6 +67,8 @@ class AnomalyScores(PixelScores):
             self.defective.append(masks.flatten(1).any(1))
 
     def _count_regions(self, scores: Tensor, mask: NDArray[np.bool_]) -> None:
+        import cv2
+
         count, labels = cv2.connectedComponents(mask.view(np.uint8), connectivity=8)
         of_pixel = labels[mask]
         weights = 1 / np.bincount(of_pixel, minlength=count)[of_pixel]

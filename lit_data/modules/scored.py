@@ -54,16 +54,20 @@ class PixelScores(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
-        false, true = self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
+        false, true = self.count_above()
         precision, recall = true / (true + false).clamp(min=1), true / true[-1].clamp(min=1)
         steps = torch.diff(recall, prepend=recall.new_zeros(1))
         dice = self.dice_curve()
         chosen = dice.max() if self.threshold is None else dice[BINS - 1 - self._threshold_bin()]
         return {"average_precision": (steps * precision).sum().float(), "dice": chosen.float()}
 
+    def count_above(self) -> Tensor:
+        """Pixels without and with a defect that reach each of the thresholds, which fall; [2, 8192]."""
+        return self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
+
     def dice_curve(self) -> Tensor:
-        """Dice at each of the thresholds, falling; [8192]."""
-        false, true = self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
+        """Dice at each of the thresholds, which fall; [8192]."""
+        false, true = self.count_above()
         dice: Tensor = 2 * true / (true + false + true[-1]).clamp(min=1)
         return dice
 

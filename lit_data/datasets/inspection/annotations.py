@@ -33,7 +33,7 @@ _IMAGE_COLUMNS: Final = (
     "file",
     "name",
     "img",
-    "imageid_classid",
+    _BOTH,
 )
 _RUN_COLUMNS: Final = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
 _SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image

@@ -81,7 +81,7 @@ class AnomalyScores(PixelScores):
     @override
     def compute(self) -> dict[str, Tensor]:
         """The scores; those of pixels are 0 where there are no defects."""
-        false, true = self._rates(self.histogram[0]), self._rates(self.histogram[1])
+        false, true = (counts / counts[-1].clamp(min=1) for counts in self.count_above())
         overlap = self.regions.flip(0).cumsum(0) / self.region_count.clamp(min=1)
         dice = self.dice_curve()
         found = super().compute() | self._score_images()
@@ -90,9 +90,6 @@ class AnomalyScores(PixelScores):
         best = int(dice.argmax())
         found |= {"f1_max": dice[best].float(), "f1_max_threshold": bin_edge(BINS - 1 - best).to(dice.device)}
         return {name: found[name] for name in ("average_precision", "dice", *ANOMALY_SCORES) if name in found}
-
-    def _rates(self, counts: Tensor) -> Tensor:
-        return counts.flip(0).cumsum(0).to(self.regions.dtype) / counts.sum().clamp(min=1)
 
     def _score_images(self) -> dict[str, Tensor]:
         if not len(self.images):

@@ -209,8 +209,9 @@ def _make_scores(
 ) -> dict[str, nn.ModuleDict]:
     scores: dict[str, nn.ModuleDict] = {}
     for stage, suffix in product(("val", "test"), suffixes):
-        pixels = PixelScores(threshold=None if suffix else 0.5)
-        metrics: dict[str, Metric] = {"pixels": AnomalyScores() if anomaly_scores and not suffix else pixels}
+        plain = bool(suffix) or not anomaly_scores
+        pixels = PixelScores(threshold=None if suffix else 0.5) if plain else AnomalyScores()
+        metrics: dict[str, Metric] = {"pixels": pixels}
         if false_alarms_per_patch is not None:
             metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
         scores[stage + suffix] = nn.ModuleDict(metrics)

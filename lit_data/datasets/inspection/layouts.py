@@ -109,18 +109,14 @@ def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     masks = [path for path in paths if is_anomaly(path.relative_to(folder).parts)]
     images = [path for path in paths if path not in set(masks)]
 
-    def of_image(path: Path) -> tuple[str, ...]:
-        parts = path.relative_to(folder).parts  # PRODUCT..., test, KIND, NAME
-        return (*parts[:-3], *parts[-2:-1], plain_stem(path.stem))
-
-    def of_mask(path: Path) -> tuple[str, ...]:
-        parts = path.relative_to(folder).parts
+    def key(path: Path) -> tuple[str, ...]:
+        parts = path.relative_to(folder).parts  # PRODUCT..., test or ground_truth, KIND, NAME
         return (*parts[:-3], *parts[-2:-1], plain_stem(path.stem))
 
     def is_test(path: Path) -> bool:
         return "train" not in path.relative_to(folder).parts[:-1]
 
-    tested = _match([path for path in images if is_test(path)], masks, of_image, of_mask)
+    tested = _match([path for path in images if is_test(path)], masks, key)
     found = tuple(tested.get(path) for path in images)
     kinds = tuple("good" if _GOOD.fullmatch(path.parent.name) else path.parent.name for path in images)
     return InspectionSet(layout="anomaly", images=tuple(images), masks=found, kinds=kinds, where="in ground_truth")
@@ -149,9 +145,9 @@ def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Pa
     def key(path: Path) -> tuple[str, ...]:
         inside = path.relative_to(folder).parts[:-1] if path.is_relative_to(folder) else ()
         own = [p for p in inside if not _MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)]
-        return ((), (*own,))[not unique] + (plain_stem(path.stem),)
+        return (*(() if unique else own), plain_stem(path.stem))
 
-    found = _match(images, masks, key, key)
+    found = _match(images, masks, key)
     name = where.relative_to(folder).as_posix() if where.is_relative_to(folder) else str(where)
     return _make(folder, "folder", images, found, f"in {name}")
 
@@ -174,7 +170,7 @@ def _pair_beside(folder: Path, paths: Sequence[Path]) -> InspectionSet:
 
     endings = sorted({match[0].lower() for path in marked if (match := _ENDING.search(path.stem))})
     where = f"beside them ({', '.join(endings) or 'of another type'})"
-    return _make(folder, "beside", images, _match(images, masks, key, key), where)
+    return _make(folder, "beside", images, _match(images, masks, key), where)
 
 
 def _rank(path: Path) -> int:
@@ -183,22 +179,17 @@ def _rank(path: Path) -> int:
     return _LOSSLESS.index(extension) if extension in _LOSSLESS else len(_LOSSLESS)
 
 
-def _match(
-    images: Sequence[Path],
-    masks: Sequence[Path],
-    of_image: Callable[[Path], tuple[str, ...]],
-    of_mask: Callable[[Path], tuple[str, ...]],
-) -> dict[Path, Path]:
-    """The mask of each image that has one.
+def _match(images: Sequence[Path], masks: Sequence[Path], key: Callable[[Path], tuple[str, ...]]) -> dict[Path, Path]:
+    """The mask of each image that has one, which is that of the same key.
 
     Raises:
         DataError: A mask has no image or not one alone, or an image has several masks: all are listed.
     """
     problems, by_key, found = Problems(), dict[tuple[str, ...], list[Path]](), dict[Path, Path]()
     for path in images:
-        by_key.setdefault(of_image(path), []).append(path)
+        by_key.setdefault(key(path), []).append(path)
     for mask in masks:
-        owners = by_key.get(of_mask(mask), [])
+        owners = by_key.get(key(mask), [])
         if len(owners) != 1:
             several = f"{len(owners)} images have its name: {', '.join(p.name for p in owners[:SHOWN])}"
             problems.add(mask, several if owners else "a mask without an image of its name")

@@ -139,7 +139,7 @@ def test_no_patch_with_a_defect_is_an_error_only_where_some_are_wanted(tmp_path:
     folder = _write_set(tmp_path / "set", every=100)
     cv2.imwrite(str(folder / "00_mask.png"), np.zeros(SIZE, np.uint8))
     assert len(_data(tmp_path).dataset("train")) > 0
-    with pytest.raises(ConfigError, match=r"none of the \d+ training patches shows a defect"):
+    with pytest.raises(ConfigError, match=r"data.positives=0.5, but none of the \d+ training patches shows a defect"):
         _data(tmp_path, positives=0.5).dataset("train")
 
 

@@ -83,8 +83,8 @@ class InspectionDataset(StripeDataset):
         self._with, self._without = np.flatnonzero(occupied), np.flatnonzero(~occupied)
         if positives is not None and not len(self._with):
             raise ConfigError(
-                f"sampling.positives={positives}, but none of the {len(self)} training patches shows a defect: are the "
-                "masks right? Set sampling.positives=null, or other data.splits"
+                f"data.positives={positives}, but none of the {len(self)} training patches shows a defect: are the "
+                "masks right? Set data.positives=null, or other data.splits"
             )
 
     @override

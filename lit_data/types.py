@@ -23,6 +23,9 @@ Batch = dict[str, "torch.Tensor"]
 PlannedBatch = dict[str, Any]
 """A batch between `plan_batch` and `finish_batch`: its tensors, and beside them plans, paths and other objects."""
 
+IGNORED: Final = 255
+"""In masks: the number of pixels that neither train nor are scored."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:

@@ -28,7 +28,7 @@ from lit_data.commands.session import (
 )
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, LitDataError
-from lit_data.files import write_json
+from lit_data.files import write_json, write_table
 from lit_data.types import Stage
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
     Writes into the run folder: checkpoints, logs, ``samples.png`` before training, ``predictions.png`` after it,
     ``loader.json`` with the workers of each stage and the measurement that chose them, ``machine.json`` with processor,
-    device and versions, and at its end, also where it fails, ``report.html``; see `lit_data.commands.report`.
+    device and versions, ``splits.csv`` with the split of each image, which `data.splits` takes, and at its end, also
+    where it fails, ``report.html``; see `lit_data.commands.report`.
 
     Returns:
         Metrics of the best checkpoint on the validation and the test split, and what the callbacks measured.
@@ -71,6 +72,8 @@ def _fit(
         log.info("%s is no datamodule of lit_data: its samples and predictions are not drawn", _name(datamodule))
     elif is_first_rank():  # the others wait for it in the Trainer
         datamodule.setup("fit")
+        if splits := datamodule.list_splits():
+            write_table(folder / "splits.csv", ("image", "split"), splits)
         with _telling(folder / "samples.png"):
             draw_samples(datamodule, folder / "samples.png", stage="train")
     try:

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Self, cast
 
 import lightning as L
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar
 
@@ -90,6 +93,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             `lit_data.tasks.find_task`.
         source: Where the files lie, if they are those of a `Source`.
         bank: The decoded images, if there are any; after `setup`.
+        split_images: For train, val and test the numbers of their images, where whole images are split; after `setup`.
 
     Raises:
         ConfigError: The format names unknown keys.
@@ -98,6 +102,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     task: ClassVar[type[Any] | None] = None
     source: Source | None = None
     bank: ImageBank | None = None
+    split_images: Mapping[str, NDArray[np.int64]] = MappingProxyType({})
     batch_keys: ClassVar[Sequence[str]] = ()
     channel_names: ClassVar[Mapping[str, int]] = {}
 
@@ -190,6 +195,16 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """Numbers about the opened set, for the report of ``prepare``."""
         about = {} if self.bank is None else describe_bank(self.bank)
         return about | {f"{split}_samples": len(self.dataset(split)) for split in SPLITS}
+
+    def list_splits(self) -> list[dict[str, str]]:
+        """Each image below the root with its split, which `splits` takes from a file; none without whole images."""
+        if self.bank is None or self.source is None:
+            return []
+        split_of = {n: split for split, numbers in self.split_images.items() for n in numbers.tolist()}
+        return [
+            {"image": self.source.name(self.bank.name(number)), "split": split}
+            for number, split in sorted(split_of.items())
+        ]
 
     def export_files(self, folder: Path) -> dict[str, int] | None:
         """For ``prepare.export``: write the set in a format of its own; none where samples are written as images.

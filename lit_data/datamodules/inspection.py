@@ -1,148 +1,49 @@
 """`InspectionDataModule`: single inspection images with masks of their defects, as people have them."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.augment import stage_augmentations
-from lit_data.checks import check_share
+from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.source import MaskedImageFolder
+from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.stripe_files import find_recipe
 from lit_data.datamodules.stripe_transform import StripeTransform, find_margins, find_unit_range
 from lit_data.datamodules.visuals import Inspection
-from lit_data.datasets.inspection.annotations import draw_masks, read_annotations
-from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
-from lit_data.datasets.inspection.patches import InspectionDataset, PartialMasks, split_stratified
+from lit_data.datasets.inspection.baselines import build_inspection_baselines
+from lit_data.datasets.inspection.layouts import split_of
+from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, find_blank, find_occupancy
+from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
+from lit_data.datasets.inspection.splitting import (
+    group_by_name,
+    group_equal,
+    group_similar,
+    join_groups,
+    split_stratified,
+)
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, show_path
 from lit_data.grid import PatchGrid, pair_px
-from lit_data.io.images.decoders import ImageSource, MaskDecoder
-from lit_data.io.images.header_scan import OnBad, find_faults
+from lit_data.io.images.decoders import ImageDecoder
+from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
-from lit_data.io.images.writing import write_png
-from lit_data.io.progress import track
-from lit_data.io.remote import RemoteOptions, Scope
-from lit_data.io.store.arrays import publish
-from lit_data.io.store.sources import list_sources
-from lit_data.io.store.store import DecodedStore
-from lit_data.io.temp import temp_folder
+from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
-from lit_data.samples.inspection import ensure_inspection_samples
-from lit_data.types import Batch, PlannedBatch, Stage
+from lit_data.types import Array, Batch, PlannedBatch, Stage
 
 log = logging.getLogger(__name__)
-
-ANNOTATION_FORMAT = 1  # raise it with every change of a drawn mask
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectionFiles(MaskedImageFolder):
-    """The files of an inspection set; by default grey images are copied to three channels.
-
-    Args:
-        masks: Folder of the masks; `None` looks for them, see `lit_data.datasets.inspection.layouts`.
-    """
-
-    read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True))
-
-    @cached_property
-    def found(self) -> InspectionSet:
-        """The images, and the mask of each that has one."""
-        found = find_inspection_set(self.folder, self.masks, self.patterns)
-        if found.layout == "none":
-            found = self._draw_annotations(found)
-        log.info("%s: %s", show_path(self.folder), found.describe())
-        return found
-
-    @override
-    def list_images(self) -> list[ImageSource]:
-        return [ImageSource((str(path),)) for path in self.found.images]
-
-    def open_all_masks(self, bank: ImageBank) -> tuple[ImageBank | None, NDArray[np.int64], set[int]]:
-        """Decode the masks that there are.
-
-        Args:
-            bank: The images.
-
-        Returns:
-            The masks; for each image the number of its mask, -1 where it has none; and the images whose masks are bad,
-            which are to be left out.
-
-        Raises:
-            DataError: Masks are bad, and are not to be skipped.
-        """
-        of_path = {str(image): mask for image, mask in zip(self.found.images, self.found.masks, strict=True)}
-        wanted = [of_path[bank.name(number)] for number in range(len(bank))]
-        sources = [ImageSource((str(mask),)) for mask in wanted if mask is not None]
-        numbers = np.full(len(bank), -1, np.int64)
-        if not sources:
-            return None, numbers, set()
-        masks = self._open_bank(sources, MaskDecoder(self.mask_read), "masks")
-        places = {masks.name(number): number for number in range(len(masks))}
-        bad = set()
-        for image, mask in enumerate(wanted):
-            if mask is not None and str(mask) in places:
-                numbers[image] = places[str(mask)]
-            elif mask is not None:
-                bad.add(image)
-        if bad:
-            log.warning("%d images are left out with their masks, which are bad", len(bad))
-        return masks, numbers, bad
-
-    @override
-    def check(self) -> dict[str, int]:
-        self.refresh()
-        images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
-        problems = find_faults(images, self.decoder)
-        problems.extend(find_faults([ImageSource((str(mask),)) for mask in masks], MaskDecoder(self.mask_read)))
-        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
-        return {"images": len(images), "masks": len(masks)}
-
-    def _draw_annotations(self, found: InspectionSet) -> InspectionSet:
-        """The set with masks drawn from its files of annotations, once; as it is where there are none."""
-        annotated = read_annotations(self.folder, found.images)
-        if annotated is None:
-            return found
-        sources = [ImageSource((str(path),)) for path in (*annotated.files, *found.images)]
-        folder = (
-            self._cache / "annotations" / list_sources(sources, progress=False).digest(f"masks {ANNOTATION_FORMAT}")
-        )
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with temp_folder(folder.parent) as temp:
-                masks = draw_masks(annotated, found.images)
-                for number, mask in track(masks, "drawing masks", len(annotated.marks)):
-                    write_png(temp / f"{number}.png", mask)
-                publish(temp, folder)
-        drawn = [folder / f"{number}.png" for number in range(len(found.images))]
-        masks_of = tuple(mask if number in annotated.marks else None for number, mask in enumerate(drawn))
-        return replace(found, layout=annotated.layout, masks=masks_of, where=f"drawn from {annotated.layout} files")
-
-    @property
-    @override
-    def _identity(self) -> str:
-        return repr((os.path.realpath(self.folder), self.patterns, self.masks))
-
-    @override
-    def _make_samples(self, folder: Path) -> Path:
-        return ensure_inspection_samples(folder, **self.samples)
-
-    @property
-    @override
-    def _scope(self) -> Scope:
-        return Scope.of_images(self.patterns, masks=self.masks)
 
 
 class InspectionDataModule(BaseDataModule[InspectionDataset]):
@@ -154,7 +55,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     key              shape, dtype             what
     ===============  =======================  ==================================================================
     ``image``        [B, C, H, W] float32     0..1; C is 3 unless `read` says otherwise
-    ``mask``         [B, 1, H, W] float32     {0, 1}, defects; not when predicting
+    ``mask``         [B, 1, H, W] float32     {0, 1}, defects; with `classes` their numbers; 255 where pixels
+                                              are ignored; not when predicting
     ``index``        [B] int64                number of the patch among those of all images
     ``image_index``  [B] int64                number of the image
     ``position``     [B, 2] int64             (y, x) of the patch in its image, px
@@ -162,12 +64,16 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     ===============  =======================  ==================================================================
 
     Args, beside those of `InspectionFiles` and `BaseDataModule`:
-        splits: Whole images to train, val, test. `auto`: by folders named so; else 70 / 15 / 15 % of each kind of
-            defect, and images that are equal to the byte in the same split. `folders`, shares or lists as for
-            `split_images`; shares are of each kind too.
+        splits: Whole images to train, val, test. `auto`: by folders named so, where none says val a part of train; else
+            70 / 15 / 15 % of each kind of defect, of their classes and sizes, and images that are equal to the byte in
+            the same split. `folders`, shares, lists or the ``splits.csv`` of a run as for `split_images`; shares are
+            shared out so too.
         split_seed: Chooses the images of each share.
-        positives: Share of training samples that show a defect, chosen anew in each epoch; `None` takes every patch
-            once. The other stages take every patch.
+        similar: `together` keeps images that show the same (saved anew, scaled, brighter) in one split; `apart` does
+            not look at them.
+        groups: A regular expression; images in whose paths it, or its first group, matches the same (a lot, a panel)
+            stay in one split.
+        sampling: Which patches train, see `SamplingOptions`.
         patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
         stride_px: Distance between patches; by default they lie side by side.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
@@ -180,6 +86,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     bank: ImageBank
     grid: PatchGrid
     transformation: StripeTransform
+    _masks: PartialMasks | None
     batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "index", "image_index", "position", "epoch")
 
     def __init__(
@@ -189,9 +96,12 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         patterns: Sequence[str] = ("**/*",),
         masks: str | None = None,
         mask_read: MaskOptions | None = None,
+        classes: Sequence[str] | None = None,
         splits: Splits = "auto",
         split_seed: int = 0,
-        positives: float | None = None,
+        similar: Literal["together", "apart"] = "together",
+        groups: str | None = None,
+        sampling: SamplingOptions | None = None,
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] | None = None,
         value_range: tuple[float, float] | None = None,
@@ -208,12 +118,15 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
         self.source: InspectionFiles = InspectionFiles.of(locals())
-        self.splits, self.split_seed, self.positives = splits, split_seed, positives
+        self.splits, self.split_seed = splits, split_seed
+        self.similar, self.groups, self.classes = similar, groups, self.source.classes
+        check_choice("similar", similar, ("together", "apart"))
         self.patch_px = pair_px("patch_px", patch_px)
         self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
         self.value_range, self.augment = value_range, augment
-        if positives is not None:
-            check_share("positives", positives)
+        self.sampling = Sampling(
+            options=sampling or SamplingOptions(), classes=tuple(self.classes or ()), seed=self.loader.seed
+        )
 
     def build_dataset(self, stage: Stage) -> InspectionDataset:
         """Patches of the images of one stage; those of all images to predict."""
@@ -230,10 +143,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             self.bank,
             self.grid,
             images=images,
-            masks=PartialMasks(self.bank, images, self._masks, self._mask_of[images]),
+            masks=self._masks.select(images),
             margin_px=margin_px,
-            positives=self.positives if stage == "train" and len(images) else None,
-            seed=self.loader.seed,
+            sampling=self._find_sampling() if stage == "train" and len(images) else None,
         )
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
@@ -247,6 +159,14 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
         return finished if masks is None else finished | {"mask": masks}
 
+    def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
+        """For ``benchmark``: image and mask decoded for each patch, and kept in memory."""
+        dataset, source = self.dataset(stage), self.source
+        recipe = find_recipe(
+            dataset, ImageDecoder(source.read), source.mask_options, self.transformation, finished=finished
+        )
+        return build_inspection_baselines(dataset, recipe, cache_bytes=source.cache_bytes)
+
     def inspect(self, stage: Stage) -> "InspectionVisuals":
         """Samples before augmentation."""
         return InspectionVisuals(self.transformation, stage)
@@ -258,11 +178,34 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, those with masks, patches of each split."""
         about = describe_bank(self.bank) | {"layout": self.source.found.layout}
-        about |= {"images_with_masks": int((self._mask_of >= 0).sum())}
+        about |= {"images_with_masks": 0 if self._masks is None else int((self._masks.of_image >= 0).sum())}
         about |= {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
         return about | (
             {f"{split}_patches": len(self.dataset(split)) for split in SPLITS} if self._masks is not None else {}
         )
+
+    def read_mask(self, number: int) -> Array | None:
+        """[H, W] uint8 numbers of classes in an image; None where there are no masks, or its mask is bad."""
+        return None if self._masks is None or number in self._bad else self._masks[number][0]
+
+    @property
+    def image_kinds(self) -> list[str]:
+        """Kind of each image, ``good`` for those without a defect; empty where no folder says so."""
+        found = self.source.found
+        kinds = dict(zip(map(str, found.images), found.kinds, strict=True))
+        return [kinds[self.bank.name(number)] for number in range(len(self.bank))]
+
+    def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
+        """[n, classes] pixels of each class, the background first, in the images of a split; of all images for None.
+
+        Raises:
+            ConfigError: There are no masks.
+        """
+        if self._masks is None:
+            raise ConfigError("there are no masks whose pixels could be counted")
+        classes = len(self.source.classes or ("defect",)) + 1
+        counts = count_classes(self._masks, classes, self._kept_folder)
+        return counts if split is None else counts[self.split_images[split]]
 
     @override
     def open_source(self) -> None:
@@ -271,9 +214,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             [self.bank.heights_px, self.bank.widths_px], np.array(self.patch_px)[:, None]
         )
         self.grid = PatchGrid(heights_px, widths_px, self.patch_px, self.stride_px, name=self.bank.name)
-        self._masks, self._mask_of, bad = self.source.open_all_masks(self.bank)
+        self._masks, self._bad = self.source.open_all_masks(self.bank)
         self.split_images = {
-            split: np.array([n for n in numbers.tolist() if n not in bad], np.int64)
+            split: np.array([n for n in numbers.tolist() if n not in self._bad], np.int64)
             for split, numbers in self._split().items()
         }
         augment = stage_augmentations(self.augment)
@@ -288,26 +231,78 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             augment=augment,
         )
 
+    def _find_sampling(self) -> Sampling:
+        """`sampling` with the patches that show a defect and those that are blank, where that matters."""
+        masks, sampling, folder = self._masks, self.sampling, self._kept_folder
+        if masks is None or (sampling.options.positives is None and sampling.options.skip_blank is None):
+            return sampling
+        sampling = replace(sampling, occupancy=find_occupancy(masks, self.grid, folder))
+        if sampling.options.skip_blank is None:
+            return sampling
+        least = sampling.options.skip_blank * self.transformation.values.scale
+        return replace(sampling, blank=find_blank(self.bank, self.grid, least, folder))
+
     def _split(self) -> dict[str, NDArray[np.int64]]:
-        names, found = self.source.names(self.bank), self.source.found
-        shares = DEFAULT_SHARES if self.splits == "auto" else self.splits
-        in_folders = found.layout != "anomaly" and {name.split("/", 1)[0] for name in names} <= set(SPLITS)
-        is_shared = isinstance(shares, Mapping) and all(isinstance(share, int | float) for share in shares.values())
-        if not is_shared or (self.splits == "auto" and in_folders):
+        names, shares = self.source.names(self.bank), self.splits
+        if self.splits == "auto":
+            folders = self._split_by_folders(names)
+            if folders is not None:
+                return folders
+            if self.source.found.layout == "anomaly":
+                log.info("train/good shows no defect: images of test are shared out too, see docs/inspection.md")
+            shares = DEFAULT_SHARES
+        if not isinstance(shares, Mapping) or not all(isinstance(share, int | float) for share in shares.values()):
             return split_images(names, self.splits, seed=self.split_seed)
         split_images(names, shares)  # checks the shares
-        if self.splits == "auto" and found.layout == "anomaly":
-            log.info("train/good shows no defect: images of test are shared out too, see docs/inspection.md")
-        kinds = dict(zip(map(str, found.images), found.kinds, strict=True))
-        told = [f"{kinds[self.bank.name(number)]} {marked}" for number, marked in enumerate(self._mask_of >= 0)]
-        numbers = {split: float(dict(shares).get(split, 0)) for split in SPLITS}  # type: ignore[arg-type]
-        return split_stratified(told, self._group_equal(), numbers, seed=self.split_seed)
+        return self._share_out(np.arange(len(names)), {split: float(shares.get(split, 0)) for split in SPLITS})  # type: ignore[arg-type]
 
-    def _group_equal(self) -> NDArray[np.int64]:
-        """Images whose files are equal to the byte are one group; without a store each is its own."""
-        if not isinstance(self.bank, DecodedStore):
-            return np.arange(len(self.bank))
-        return np.unique(self.bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
+    def _split_by_folders(self, names: Sequence[str]) -> dict[str, NDArray[np.int64]] | None:
+        """By folders named after splits, if all images lie in such; where none says val, a part of train."""
+        told = [split_of(name) for name in names]
+        if self.source.found.layout == "anomaly" or None in told or len(set(told)) < 2:
+            return None
+        found = {split: np.flatnonzero([one == split for one in told]) for split in SPLITS}
+        if len(found["val"]):
+            return found
+        val = DEFAULT_SHARES["val"]
+        return found | self._share_out(found["train"], {"train": 1 - val, "val": val})
+
+    def _share_out(self, images: NDArray[np.int64], shares: Mapping[str, float]) -> dict[str, NDArray[np.int64]]:
+        wanted = [split for split, share in shares.items() if share > 0]
+        if len(wanted) == 1:
+            return dict.fromkeys(shares, images[:0]) | {wanted[0]: images}
+        told, groups = self._describe_images(), self._group(self.source.names(self.bank))
+        parts = split_stratified([told[n] for n in images.tolist()], groups[images], shares, seed=self.split_seed)
+        return {split: images[part] for split, part in parts.items()}
+
+    def _describe_images(self) -> list[str]:
+        """What images are shared out by: kind, classes, and how large the defects are, to a factor of two."""
+        masks, told = self._masks, self.image_kinds
+        if masks is None:
+            return told
+        counts = self.count_classes()
+        shares = 1 - counts[:, 0] / counts.sum(1)
+        sizes = np.where(shares > 0, np.log2(np.maximum(shares, 1e-9)) + 40, 0).astype(np.int64)
+        present = ["".join(map(str, row.astype(np.int64))) for row in counts[:, 1:] > 0]
+        marked = masks.of_image >= 0
+        return [f"{kind} {marked[n]} {present[n]} {sizes[n]:02}" for n, kind in enumerate(told)]
+
+    def _group(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Number of the group of each image that stays in one split."""
+        groups = [group_equal(self.bank)]
+        if self.groups is not None:
+            groups.append(group_by_name(names, self.groups))
+        if self.similar == "together":
+            similar = group_similar(self.bank, self._kept_folder)
+            if (count := len(similar) - len(np.unique(similar))) > 0:
+                log.info("%d images are similar to others, and stay in their split (data.similar=apart: not)", count)
+            groups.append(similar)
+        return join_groups(*groups)
+
+    @property
+    def _kept_folder(self) -> Path:
+        """Where stays what was found by reading a whole set."""
+        return self.source.store_folder / "found"
 
 
 class InspectionVisuals(Inspection):

@@ -21,6 +21,7 @@ from lit_data.datasets.stripes.layouts import SourceList, list_sources, rule_of
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.masks import MaskOptions
 from lit_data.io.remote import Scope
 from lit_data.samples.stripes import ensure_stripe_samples
 from lit_data.types import Batch
@@ -132,10 +133,35 @@ def build_stripe_baselines(
     library = transformation.synthesis is not None and not transformation.synthesis.has_plain_spots_only
     if (finished and library) or any(dataset.margin_px):
         return {}
-    recipe = StripeRecipe(
+    recipe = find_recipe(dataset, files.decoder, files.mask_read, transformation, finished=finished)
+    patches = list_patches(dataset, {source.paths[0]: source for source in files.list_images()})
+    return {
+        "original": OriginalStripes(patches, recipe),
+        "improved": ImprovedStripes(patches, recipe, cache_bytes=files.cache_bytes),
+    }
+
+
+def find_recipe(
+    dataset: StripeDataset,
+    decoder: ImageDecoder,
+    mask_read: MaskOptions,
+    transformation: StripeTransform,
+    *,
+    finished: bool,
+) -> StripeRecipe:
+    """How baselines make samples such as those of a split.
+
+    Args:
+        dataset: The split.
+        decoder: How its images are read.
+        mask_read: How its masks are read.
+        transformation: As for `build_stripe_baselines`, as `finished`.
+        finished: See there.
+    """
+    return StripeRecipe(
         patch_px=dataset.grid.patch_px,
-        decoder=files.decoder,
-        mask_read=files.mask_read,
+        decoder=decoder,
+        mask_read=mask_read,
         dtype=dataset.bank.dtype.name,
         low=transformation.values.low,
         high=transformation.values.high,
@@ -145,11 +171,6 @@ def build_stripe_baselines(
         nuisance=PatchNuisance(transformation.nuisance, transformation.seed) if transformation.nuisance else None,
         finished=finished,
     )
-    patches = list_patches(dataset, {source.paths[0]: source for source in files.list_images()})
-    return {
-        "original": OriginalStripes(patches, recipe),
-        "improved": ImprovedStripes(patches, recipe, cache_bytes=files.cache_bytes),
-    }
 
 
 @dataclass(frozen=True, slots=True)

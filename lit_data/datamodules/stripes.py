@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import Dataset
 from typing_extensions import override
@@ -184,7 +183,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         sizes_px = self.bank.heights_px, self.bank.widths_px
         self.grid = PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name)
         names = self.source.names(self.bank)
-        self.split_images: dict[str, NDArray[np.int64]] = split_images(names, self.splits, seed=self.split_seed)
+        self.split_images = split_images(names, self.splits, seed=self.split_seed)
         augment, patch_px = stage_augmentations(self.augment), self.grid.patch_px
         self.margins_px = find_margins(augment, patch_px)
         self.transformation = StripeTransform(

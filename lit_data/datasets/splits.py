@@ -1,5 +1,6 @@
 """Which images train, which validate, which test. Always whole images, so that no patch leaks."""
 
+import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.rng import Stream, uniform
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
-"""`folders`, `auto`, shares that add up to 1, or for each split a list of names (or a text file with one a line)."""
+"""`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with one a line), or a CSV
+file with the columns `image` and `split`, as a run writes it."""
 
 SPLITS: Final = ("train", "val", "test")
 DEFAULT_SHARES: Final = {"train": 0.7, "val": 0.15, "test": 0.15}
@@ -24,7 +26,8 @@ def split_images(names: Sequence[str], splits: Splits = "auto", *, seed: int = 0
     Args:
         names: Each image's path relative to the root, with forward slashes.
         splits: `folders`: by the first folder of the path, which must be train, val or test. `auto`: `folders` where
-            each image lies in such a folder, otherwise 70 / 15 / 15 %. A mapping gives shares, or lists of names.
+            each image lies in such a folder, otherwise 70 / 15 / 15 %. A mapping gives shares, or lists of names; a
+            path that ends in ``.csv`` a table of ``image`` and ``split``, such as the ``splits.csv`` of a run.
         seed: Chooses the images of a share; each image's place depends on the seed and on how many images there are.
 
     Returns:
@@ -38,8 +41,13 @@ def split_images(names: Sequence[str], splits: Splits = "auto", *, seed: int = 0
         splits = "folders" if {_first_folder(name) for name in names} <= set(SPLITS) else DEFAULT_SHARES
     if splits == "folders":
         return _split_by_folder(names)
+    if isinstance(splits, str) and splits.lower().endswith(".csv"):
+        return _split_by_list(names, _read_table(Path(splits)))
     if not isinstance(splits, Mapping) or not set(splits) <= set(SPLITS):
-        raise ConfigError(f"splits={splits!r} is unknown: choose folders, auto, or a mapping of {', '.join(SPLITS)}")
+        raise ConfigError(
+            f"splits={splits!r} is unknown: choose folders, auto, a file that ends in .csv, or a mapping of "
+            f"{', '.join(SPLITS)}"
+        )
     if all(isinstance(share, int | float) for share in splits.values()):
         return _split_by_share(len(names), {name: float(splits.get(name, 0)) for name in SPLITS}, seed)  # type: ignore[arg-type]
     return _split_by_list(names, {name: _read_list(splits.get(name, ())) for name in SPLITS})
@@ -81,6 +89,20 @@ def _split_by_list(names: Sequence[str], lists: Mapping[str, Sequence[str]]) -> 
     if twice:
         raise DataError(f"{len(twice)} images are listed more than once: {', '.join(twice[:100])}")
     return {split: np.sort(np.array([numbers[name] for name in lists[split]], dtype=np.int64)) for split in SPLITS}
+
+
+def _read_table(path: Path) -> Mapping[str, Sequence[str]]:
+    if not path.is_file():
+        raise DataError(f"the table of splits is not a file: {show_path(path)}")
+    lists: dict[str, list[str]] = {split: [] for split in SPLITS}
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        for number, row in enumerate(csv.DictReader(file), 2):
+            if row.get("split") not in lists or not row.get("image"):
+                raise DataError(
+                    f"{show_path(path)}, line {number}: needs an image and as its split one of {', '.join(SPLITS)}"
+                )
+            lists[row["split"]].append(row["image"])
+    return lists
 
 
 def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lit_data.batch_form import count_samples
 from lit_data.devices import widest_float
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
-from lit_data.types import Batch
+from lit_data.types import IGNORED, Batch
 
 BINS = 8192  # of the scores of pixels
 _PEAKS = 32
@@ -47,10 +47,11 @@ class PixelScores(Metric):
 
         Args:
             scores: Any shape, in 0..1.
-            masks: The same shape, in {0, 1}.
+            masks: The same shape, in {0, 1}; 255 where pixels are ignored.
         """
-        place = find_bins(scores) + BINS * (masks.flatten() > 0.5)
-        self.histogram += torch.bincount(place, minlength=2 * BINS).view(2, BINS)
+        truth = masks.flatten()
+        place = (find_bins(scores) + BINS * (truth > 0.5)).masked_fill(truth == IGNORED, 2 * BINS)
+        self.histogram += torch.bincount(place, minlength=2 * BINS + 1)[:-1].view(2, BINS)
 
     def compute(self) -> dict[str, Tensor]:
         """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
@@ -107,7 +108,7 @@ class DefectRecall(Metric):
 
         Args:
             scores: [B, 1, H, W] float.
-            masks: [B, 1, H, W] in {0, 1}.
+            masks: [B, 1, H, W] in {0, 1}; 255 where pixels are ignored.
         """
         far = F.max_pool2d(masks.float(), 7, 1, 3) == 0
         _, highest = F.max_pool2d(scores, 5, 1, 2, return_indices=True)
@@ -142,6 +143,11 @@ def find_bins(scores: Tensor) -> Tensor:
     return ((logit / 42 + 0.5) * BINS).long().clamp(0, BINS - 1)  # logit(1e-9) is -20.7
 
 
+def is_marked(masks: Tensor) -> Tensor:
+    """Which pixels of masks are marked and count, bool of the same shape."""
+    return (masks > 0.5) & (masks != IGNORED)
+
+
 def bin_edge(number: int) -> Tensor:
     """The lowest score of a bin of `find_bins`, a scalar."""
     return torch.tensor((number / BINS - 0.5) * 42).sigmoid()
@@ -152,8 +158,8 @@ def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
     import numpy as np
 
     found: list[float] = []
-    for row in torch.nonzero(masks.flatten(1).any(1)).flatten().tolist():
-        count, labels = cv2.connectedComponents((masks[row, 0] > 0.5).cpu().numpy().astype(np.uint8), connectivity=8)
+    for row in torch.nonzero(is_marked(masks).flatten(1).any(1)).flatten().tolist():
+        count, labels = cv2.connectedComponents(is_marked(masks[row, 0]).cpu().numpy().astype(np.uint8), connectivity=8)
         best = np.full(count, -np.inf, dtype=np.float32)
         np.maximum.at(best, labels.ravel(), scores[row, 0].detach().float().cpu().numpy().ravel())
         found += best[1:].tolist()

@@ -78,6 +78,18 @@ def read_probability(found: object) -> Tensor | None:
     return found if found.shape[1] == 1 else 1 - found[:, :1]
 
 
+def read_kinds(found: object) -> Tensor | None:
+    """The probability of each class behind the background that a `predict_step` returned.
+
+    Returns:
+        [B, K - 1, H, W] of a dict with ``classes``, or of a tensor with several channels; none of anything else.
+    """
+    if isinstance(found, dict):
+        found = found.get("classes")
+        return found if isinstance(found, Tensor) and found.ndim == 4 else None
+    return found[:, 1:] if isinstance(found, Tensor) and found.ndim == 4 and found.shape[1] > 1 else None
+
+
 def read_classes(found: Mapping[str, Tensor]) -> Tensor | None:
     """The classes of found objects, from 0: ``classes``, or torchvision's ``labels``, which count the background."""
     return found["classes"] if "classes" in found else found["labels"] - 1 if "labels" in found else None

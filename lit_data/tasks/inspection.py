@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import lightning as L
+import numpy as np
+import torch
+from torchmetrics.functional.classification import binary_auroc
 from typing_extensions import override
 
 from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
+from lit_data.io.images.readers import read_image
 from lit_data.synthesis.values import ValueRange
 from lit_data.tasks.base import Task, register
+from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, circle_mask, new_axes, save_figure, show_images
 from lit_data.tasks.maps import MapWriter
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.tiles import predict_images
@@ -24,6 +30,8 @@ from lit_data.types import Batch, Stage
 log = logging.getLogger(__name__)
 
 COLUMNS: Final = ("image", "score", "defects", "verdict")
+_VERDICTS: Final = ("good", "defect")
+_WORST: Final = 6
 
 
 @register(InspectionDataModule)
@@ -31,7 +39,7 @@ class InspectionTask(Task[InspectionDataModule]):
     """Images with the masks of their defects; predictions are maps and tables of defects."""
 
     predicts = "dict with `probability`"
-    neutral_data = (*Task.neutral_data, "patch_px", "positives", "stride_px")
+    neutral_data = (*Task.neutral_data, "groups", "patch_px", "sampling", "similar", "stride_px")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     unused = ("clean", "count")
 
@@ -52,7 +60,7 @@ class InspectionTask(Task[InspectionDataModule]):
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "VerdictWriter":
         options.refuse("maps of defects", *self.unused)
-        return VerdictWriter(open_inspection_images(self.datamodule), run.folder, options)
+        return VerdictWriter(self.datamodule, run.folder, options)
 
     @override
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
@@ -62,8 +70,19 @@ class InspectionTask(Task[InspectionDataModule]):
 class VerdictWriter(MapWriter):
     """Writes what `MapWriter` does, and ``images.csv`` with a verdict for each image.
 
-    Its columns are the highest probability, the defects found at the threshold, and ``good`` or ``defect``.
+    Its columns are the highest probability, the defects found at the threshold, and ``good`` or ``defect``. Where masks
+    say what is true, that stands beside it, with the kind of the image, and ``worst.png`` shows the defects that were
+    seen worst and the good images that looked worst.
+
+    Args:
+        datamodule: Whose images.
+        folder: As for `MapWriter`, as `options`.
+        options: See there.
     """
+
+    def __init__(self, datamodule: InspectionDataModule, folder: Path, options: PredictOptions) -> None:
+        super().__init__(open_inspection_images(datamodule), folder, options)
+        self._datamodule = datamodule
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
@@ -72,19 +91,84 @@ class VerdictWriter(MapWriter):
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        rows = [
+        numbers = {name: number for number, name in enumerate(self.images.names)}
+        kinds = self._datamodule.image_kinds
+        truths = [self._datamodule.read_mask(numbers[entry.image]) for entry in entries]
+        defective = [None if mask is None else bool(is_defect(mask).any()) for mask in truths]
+        rows: list[dict[str, Any]] = [
             {
                 "image": entry.image,
                 "score": entry.score,
                 "defects": len(entry.rows),
-                "verdict": "defect" if entry.rows else "good",
+                "verdict": _VERDICTS[bool(entry.rows)],
+                "truth": "" if is_bad is None else _VERDICTS[is_bad],
+                "kind": kinds[numbers[entry.image]],
             }
-            for entry in entries
+            for entry, is_bad in zip(entries, defective, strict=True)
         ]
-        path = self.folder / "images.csv"
-        write_table(path, COLUMNS, rows)
+        path, is_known = self.folder / "images.csv", None not in defective and bool(entries)
+        write_table(path, (*COLUMNS, "truth", "kind") if is_known else COLUMNS, rows)
         log.info("verdicts: %s", path)
-        return super().finish(entries)
+        found = super().finish(entries)
+        if is_known:
+            self._draw_worst([(row, numbers[row["image"]]) for row in rows])
+            found |= score_verdicts(rows)
+        return found
+
+    def _draw_worst(self, rows: Sequence[tuple[Mapping[str, Any], int]]) -> None:
+        """The defective images of the lowest scores above the good ones of the highest."""
+        small = [row for row in rows if self.images.count_px(row[1]) <= self.options.large_px]
+        missed = sorted((r for r in small if r[0]["truth"] == "defect"), key=lambda r: r[0]["score"])
+        alarms = sorted((r for r in small if r[0]["truth"] == "good"), key=lambda r: -r[0]["score"])
+        columns = min(_WORST, max(len(missed), len(alarms)))
+        figure, axes = new_axes(4, max(columns, 1), 4 * CELL_INCHES + 0.9)
+        for cells, chosen in ((axes[:2].T, missed), (axes[2:].T, alarms)):
+            for pair in cells[len(chosen) :]:
+                for cell in pair:
+                    cell.set_axis_off()
+            for pair, (row, number) in zip(cells, chosen, strict=False):
+                self._draw_pair(pair, row, number)
+        title = "defects of the lowest scores, and below good images of the highest, each above its probability"
+        save_figure(figure, self.folder / "worst.png", title, ("defect",))
+
+    def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any], number: int) -> None:
+        pixels, name = torch.from_numpy(np.array(self.images.bank[number], np.float32)), str(row["image"])
+        show_images(cells[:1], pixels)
+        probability = torch.from_numpy(np.array(read_image(self._map_of(name))[0], np.float32)) / 65535
+        cells[1].imshow(probability.numpy(), cmap="magma", vmin=0, vmax=1)
+        cells[0].set_title(f"{name[-20:]}\n{row['kind'] or row['truth']}, score {row['score']:.2f}", fontsize=7)
+        mask = self._datamodule.read_mask(number)
+        if mask is not None:
+            for cell in cells:
+                circle_mask(cell, torch.from_numpy(is_defect(mask)), TRUE_COLOUR)
+
+
+def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What verdicts are worth where the truth is known.
+
+    Args:
+        rows: Of ``images.csv``.
+
+    Returns:
+        ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all, and of each kind
+        against the good ones, where there are both.
+    """
+    good = [row["score"] for row in rows if row["truth"] == "good"]
+    bad = [row for row in rows if row["truth"] == "defect"]
+    found: dict[str, Any] = {
+        "predict/missed": sum(row["verdict"] == "good" for row in bad),
+        "predict/false_alarms": sum(row["verdict"] == "defect" for row in rows if row["truth"] == "good"),
+    }
+    kinds = sorted({row["kind"] for row in bad})
+    parts = {"": bad} | (
+        {f"_{kind}": [r for r in bad if r["kind"] == kind] for kind in kinds} if len(kinds) > 1 else {}
+    )
+    for name, part in parts.items():
+        if good and part:
+            scores = torch.tensor(good + [row["score"] for row in part])
+            truth = torch.tensor([0] * len(good) + [1] * len(part))
+            found[f"predict/image_auroc{name}"] = round(float(binary_auroc(scores, truth)), 4)
+    return found
 
 
 def open_inspection_images(datamodule: InspectionDataModule) -> WholeImages:
@@ -98,4 +182,5 @@ def open_inspection_images(datamodule: InspectionDataModule) -> WholeImages:
     values, bank = datamodule.transformation.values, datamodule.bank
     span = None if values == ValueRange() else (values.low, values.high)
     names = datamodule.source.names(bank)
-    return WholeImages(bank=bank, names=names, channels=tuple(range(bank.channels)), value_range=span)
+    channels, classes = tuple(range(bank.channels)), tuple(datamodule.classes or ())
+    return WholeImages(bank=bank, names=names, channels=channels, value_range=span, classes=classes)

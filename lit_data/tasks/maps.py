@@ -219,8 +219,8 @@ def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) 
 class MapWriter(ImageWriter):
     """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1).
 
-    At the end come ``defects.csv`` and ``predictions.png`` with the images that hold the surest defects, but for images
-    of more than `large_px`.
+    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come ``defects.csv`` and
+    ``predictions.png`` with the images that hold the surest defects, but for images of more than `large_px`.
 
     Args:
         images: What is predicted.
@@ -231,12 +231,17 @@ class MapWriter(ImageWriter):
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
         """Write the map of an image and find its defects, for which all of it is held in memory."""
-        path, shape = self._map_of(self.images.names[number]), answer.shape
-        write_png_parts(path, shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
+        name, shape, options = self.images.names[number], answer.shape, self.options
+        paths = [self._map_of(name)]
+        write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
+        kinds = answer.number_kinds(options.least_score)
+        if kinds is not None:
+            paths.append(self.folder / "classes" / f"{name}.png")
+            write_png_parts(paths[1], shape, (kinds[part] for part in slabs(shape)))
         found = find_defects(
-            answer.rows(slice(None)), threshold=self.options.least_score, min_area_px=self.options.min_area_px
+            answer.rows(slice(None)), threshold=options.least_score, min_area_px=options.min_area_px, kinds=kinds
         )
-        return Written([path], [_round(defect) for defect in found], max((defect.score for defect in found), default=0))
+        return Written(paths, [_round(defect) for defect in found], max((defect.score for defect in found), default=0))
 
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         """Write the table and the picture.
@@ -245,7 +250,9 @@ class MapWriter(ImageWriter):
             The numbers for summary.json.
         """
         path = self.folder / "defects.csv"
-        write_table(path, COLUMNS, [{"image": entry.image, **row} for entry in entries for row in entry.rows])
+        names = ("", *self.images.classes)
+        rows = [{"image": e.image, **row, "class": names[row.get("kind", 0)]} for e in entries for row in e.rows]
+        write_table(path, (*COLUMNS, "class") if self.images.classes else COLUMNS, rows)
         log.info("defects: %s", path)
         self._draw(entries)
         return {
@@ -271,7 +278,7 @@ class MapWriter(ImageWriter):
 
 
 def _round(defect: Defect) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in asdict(defect).items()}
+    return {name: round(value, 3) for name, value in asdict(defect).items() if name != "kind" or value}
 
 
 def _read(row: Mapping[str, Any]) -> Defect:

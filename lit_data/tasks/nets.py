@@ -20,7 +20,7 @@ from lit_data.inference.export.quantise import measure_agreement, quantise
 from lit_data.inference.forward import Forward, ForwardOptions
 from lit_data.inference.oom_retry import try_twice
 from lit_data.loading.device_timer import time_in_turn
-from lit_data.tasks.answers import Question, read_probability
+from lit_data.tasks.answers import Question, read_kinds, read_probability
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.whole_images import WholeImages
 from lit_data.types import Batch
@@ -44,6 +44,7 @@ class ProbabilityNet(nn.Module):
         channels: For each channel that the module gets the one of the tile.
         batch_format: See `BaseDataModule`.
         channel_names: Names of channels that the format may pick.
+        classes: Kinds of defects that the module may tell apart; others than so many are not looked at.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class ProbabilityNet(nn.Module):
         channels: tuple[int, ...],
         batch_format: BatchFormat = "dict",
         channel_names: Mapping[str, int] | None = None,
+        classes: int = 0,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._classes = model, classes
         self._channels, self._question = channels, Question(model, batch_format, channel_names or {})
 
     @override
@@ -65,7 +67,7 @@ class ProbabilityNet(nn.Module):
             tiles: [B, C, h, w] float32 in 0..1, channels as they are stored.
 
         Returns:
-            [B, 1, h, w] in 0..1.
+            [B, 1, h, w] in 0..1; with classes [B, 1 + classes, h, w], the probability of any defect first.
 
         Raises:
             ConfigError: The module returns something else.
@@ -77,7 +79,9 @@ class ProbabilityNet(nn.Module):
                 f"predict_step of {type(self.model).__name__} must return probabilities [B, 1, H, W], alone or in a "
                 f"dict under probability, here {[len(tiles), 1, *tiles.shape[2:]]}; it returned {_describe(found)}"
             )
-        return probability
+        kinds = read_kinds(found) if self._classes else None
+        fits = kinds is not None and kinds.shape[1] == self._classes
+        return torch.cat((probability, kinds), 1) if fits else probability  # type: ignore[arg-type]  # not None
 
     def _make_batch(self, tiles: Tensor) -> Batch:
         if self._channels != tuple(range(tiles.shape[1])):
@@ -91,7 +95,7 @@ class ProbabilityNet(nn.Module):
 def prepare_net(
     model: L.LightningModule, datamodule: BaseDataModule, images: WholeImages, device: torch.device
 ) -> nn.Module:
-    """The net that predicts: from tiles [B, C, h, w] float32 in 0..1 to probability [B, 1, h, w].
+    """The net that predicts: from tiles [B, C, h, w] float32 in 0..1 to what `ProbabilityNet` says.
 
     Args:
         model: With its weights.
@@ -100,7 +104,8 @@ def prepare_net(
         device: Where.
     """
     model.to(device)  # by itself, for else it would not know its device
-    return ProbabilityNet(model, images.channels, datamodule.batch_format, datamodule.channel_names)
+    names = datamodule.channel_names
+    return ProbabilityNet(model, images.channels, datamodule.batch_format, names, len(images.classes))
 
 
 def choose_overlap_px(net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device) -> int:

@@ -150,9 +150,9 @@ def _predict_small(
     loads = [partial(images.load, number) for number in numbers]
     before_s = time.perf_counter()
     for place, values in predictor.predict(loads, on_bad=note, on_progress=bar.show):
-        probability = values[0].numpy()
-        _check_probability(probability.min(), probability.max())
-        work.write(numbers[place], ProbabilityMap(probability), (now_s := time.perf_counter()) - before_s)
+        found = ProbabilityMap.of(values.numpy())
+        _check_probability(found.values.min(), found.values.max())
+        work.write(numbers[place], found, (now_s := time.perf_counter()) - before_s)
         before_s = now_s
         bar.advance()
 
@@ -168,7 +168,7 @@ def _predict_large(
             except DataError as error:
                 work.bad[number] = str(error)
             else:
-                work.write(number, ProbabilityMap(values[0]), time.perf_counter() - before_s)
+                work.write(number, ProbabilityMap.of(values), time.perf_counter() - before_s)
         bar.advance()
 
 

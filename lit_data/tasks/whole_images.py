@@ -23,6 +23,7 @@ class WholeImages:
         names: Path of each image below the root, with forward slashes.
         channels: For each channel that a model gets the one of a tile.
         value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and floats as they are.
+        classes: Names of the kinds of defects that are told apart.
         finish: Makes an image [C, H, W] what the model gets; None: its stored pixels are that, but for the range.
     """
 
@@ -30,6 +31,7 @@ class WholeImages:
     names: Sequence[str]
     channels: tuple[int, ...]
     value_range: tuple[float, float] | None
+    classes: Sequence[str] = ()
     finish: Callable[[int], Tensor] | None = None
 
     def __len__(self) -> int:
@@ -67,9 +69,16 @@ class ProbabilityMap:
 
     Args:
         values: [H, W] float32 in 0..1, or uint16 where 65535 is 1, which may be mapped from a file.
+        kinds: [K - 1, H, W] the same of each class behind the background; None where none are told apart.
     """
 
     values: NDArray[Any]
+    kinds: NDArray[Any] | None = None
+
+    @classmethod
+    def of(cls, predicted: NDArray[Any]) -> "ProbabilityMap":
+        """Of [1 + classes, H, W], the probability of any defect first."""
+        return cls(predicted[0], predicted[1:] if len(predicted) > 1 else None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -82,6 +91,16 @@ class ProbabilityMap:
         scale = np.float32(1 if values.dtype == np.float32 else 65535)
         unit: NDArray[np.float32] = np.divide(values, scale, dtype=np.float32)
         return unit
+
+    def number_kinds(self, threshold: float) -> NDArray[np.uint8] | None:
+        """[H, W] the likeliest class of each pixel that reaches a threshold, from 1, else 0; None without classes."""
+        if self.kinds is None:
+            return None
+        numbers = np.empty(self.shape, np.uint8)
+        for part in slabs(self.shape):
+            likeliest = 1 + self.kinds[:, part].argmax(0)
+            numbers[part] = np.where(self.rows(part) >= threshold, likeliest, 0)
+        return numbers
 
     def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
         """Some rows as whole numbers: [h, W], the largest of the dtype is 1."""

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from lit_data.datamodules import InspectionDataModule
+from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError, DataError
+from lit_data.files import write_table
 from lit_data.io.images.masks import MaskOptions
 from lit_data.loading import LoaderOptions
 
@@ -66,7 +68,7 @@ def test_a_batch_holds_images_masks_and_places(tmp_path: Path) -> None:
 
 def test_the_share_with_a_defect_is_kept_and_evaluation_is_left_alone(tmp_path: Path) -> None:
     _write_set(tmp_path / "set", 40, every=4)
-    data = _data(tmp_path, positives=0.5)
+    data = _data(tmp_path, sampling=SamplingOptions(positives=0.5))
     shares = [float(_read(data, epoch=epoch)["mask"].flatten(1).any(1).float().mean()) for epoch in range(3)]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.04)
     assert len(set(shares)) > 1
@@ -75,7 +77,7 @@ def test_the_share_with_a_defect_is_kept_and_evaluation_is_left_alone(tmp_path: 
 
 def test_a_sample_depends_on_seed_epoch_and_number_alone(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
-    dataset = _data(tmp_path, positives=0.5).dataset("train")
+    dataset = _data(tmp_path, sampling=SamplingOptions(positives=0.5)).dataset("train")
     indices = np.arange(len(dataset))
     chosen = dataset.choose(indices, 3)
     assert np.array_equal(np.concatenate([dataset.choose(part, 3) for part in np.array_split(indices, 7)]), chosen)
@@ -139,14 +141,14 @@ def test_no_patch_with_a_defect_is_an_error_only_where_some_are_wanted(tmp_path:
     folder = _write_set(tmp_path / "set", every=100)
     cv2.imwrite(str(folder / "00_mask.png"), np.zeros(SIZE, np.uint8))
     assert len(_data(tmp_path).dataset("train")) > 0
-    with pytest.raises(ConfigError, match=r"data.positives=0.5, but none of the \d+ training patches shows a defect"):
-        _data(tmp_path, positives=0.5).dataset("train")
+    with pytest.raises(ConfigError, match=r"positives=0.5, but none of the \d+ training patches shows a defect"):
+        _data(tmp_path, sampling=SamplingOptions(positives=0.5)).dataset("train")
 
 
 @pytest.mark.parametrize("positives", [0, 1.5, -1])
 def test_a_share_is_above_zero_and_up_to_one(positives: float) -> None:
     with pytest.raises(ConfigError, match=r"positives=.* is a share"):
-        InspectionDataModule(positives=positives)
+        SamplingOptions(positives=positives)
 
 
 def test_masks_are_drawn_once_from_annotations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +159,7 @@ def test_masks_are_drawn_once_from_annotations(tmp_path: Path, caplog: pytest.Lo
     (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
     data = _data(tmp_path)
     assert data.describe()["layout"] == "csv"
-    assert int((data._mask_of >= 0).sum()) == 6
+    assert data.describe()["images_with_masks"] == 6
     found = _read(data)
     marked = found["mask"].flatten(1).any(1)
     assert found["position"][marked].unique().tolist() == [0]
@@ -165,3 +167,176 @@ def test_masks_are_drawn_once_from_annotations(tmp_path: Path, caplog: pytest.Lo
     _data(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
     assert len(drawn) == 6
+
+
+def _write_numbers(folder: Path) -> Path:
+    """Images with one class each, 1 at the top left or 2 in the middle, and pixels to be ignored at the bottom."""
+    rng = np.random.default_rng(0)
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    for number in range(20):
+        mask = np.zeros(SIZE, np.uint8)
+        if number % 2:
+            mask[4:14, 4:14] = 1
+        elif number % 4 == 0:
+            mask[40:50, 70:80] = 2
+        mask[90:] = 255
+        cv2.imwrite(str(folder / "images" / f"{number:02}.png"), rng.integers(0, 256, SIZE, dtype=np.uint8))
+        cv2.imwrite(str(folder / "masks" / f"{number:02}.png"), mask)
+    return folder
+
+
+def test_masks_of_class_numbers_need_their_names(tmp_path: Path) -> None:
+    _write_numbers(tmp_path / "set")
+    with pytest.raises(DataError, match=r"set mask_read.classes=3 and mask_read.ignore=255 if these are class numbers"):
+        _data(tmp_path)
+    with pytest.raises(ConfigError, match=r"name those behind the background, data.classes=\[name1,name2\]"):
+        _data(tmp_path, mask_read=MaskOptions(classes=3, ignore=255))
+    data = _data(tmp_path, classes=["dent", "spot"], mask_read=MaskOptions(ignore=255))
+    assert _read(data)["mask"].unique().tolist() == [0, 1, 2, 255]
+    counts = data.count_classes()
+    assert counts.sum(0).tolist() == [20 * 90 * 160 - 15 * 100, 10 * 100, 5 * 100]
+    assert sum(int(data.count_classes(split)[:, 1].sum()) for split in ("train", "val", "test")) == 1000
+
+
+def test_each_class_has_its_share(tmp_path: Path) -> None:
+    _write_numbers(tmp_path / "set")
+    options: dict[str, Any] = {"classes": ["dent", "spot"], "mask_read": MaskOptions(ignore=255)}
+    data = _data(tmp_path, sampling=SamplingOptions(positives={"dent": 0.2, "spot": 0.6}), **options)
+    found = [_read(data, epoch=epoch)["mask"] for epoch in range(3)]
+    for number, share in ((1, 0.2), (2, 0.6)):
+        shown = torch.cat([(masks == number).flatten(1).any(1) for masks in found])
+        assert float(shown.float().mean()) == pytest.approx(share, abs=0.06)
+    with pytest.raises(ConfigError, match="'hole' is unknown: choose one of dent, spot"):
+        _data(tmp_path, sampling=SamplingOptions(positives={"hole": 0.2}), **options)
+    with pytest.raises(ConfigError, match="must add up to at most 1"):
+        SamplingOptions(positives={"dent": 0.6, "spot": 0.6})
+
+
+def test_kinds_of_images_can_be_classes(tmp_path: Path) -> None:
+    for kind, place in (("dent", 0), ("spot", 40)):
+        folder = _write_set(tmp_path / "set" / kind, 10, every=1)
+        for path in folder.glob("*_mask.png"):
+            mask = np.zeros(SIZE, np.uint8)
+            mask[place : place + 9, :9] = 255
+            cv2.imwrite(str(path), mask)
+    found = _read(_data(tmp_path, classes=["spot", "dent"]))
+    rows = found["mask"][:, 0].flatten(1).amax(1)
+    assert found["position"][rows == 2][:, 0].unique().tolist() == [0]
+    assert found["position"][rows == 1][:, 0].unique().tolist() == [32]
+    with pytest.raises(ConfigError, match=r"data.classes names \['hole'\], but the kinds of images are dent, spot"):
+        _data(tmp_path, classes=["spot", "hole"])
+
+
+def test_samples_at_random_places_hold_the_defect_they_were_chosen_for(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set")
+    data = _data(tmp_path, sampling=SamplingOptions(positives=1.0, random_places=True))
+    first, second = _read(data, epoch=0), _read(data, epoch=1)
+    assert first["mask"].flatten(1).any(1).all()
+    assert len(first["position"].unique()) > 6
+    assert not torch.equal(first["position"], second["position"])
+    low, high = first["position"].amin(0), first["position"].amax(0)
+    assert (low >= 0).all()
+    assert (high <= torch.tensor(SIZE) - 32).all()
+    row = 3
+    y, x = first["position"][row].tolist()
+    image = data.bank[int(first["image_index"][row])][:, y : y + 32, x : x + 32]
+    assert torch.equal((first["image"][row] * 255).round().byte(), torch.from_numpy(image.copy()))
+    assert len(_read(data, "val")["position"][:, 1].unique()) == 5  # the grid
+
+
+def test_blank_patches_are_left_out_of_training_unless_they_show_a_defect(tmp_path: Path) -> None:
+    folder = _write_set(tmp_path / "set")
+    for number in range(20):
+        image = cv2.imread(str(folder / f"{number:02}.png"), cv2.IMREAD_GRAYSCALE)
+        image[:, :80] = 90
+        cv2.imwrite(str(folder / f"{number:02}.png"), image)
+    data = _data(tmp_path, sampling=SamplingOptions(skip_blank=0.01))
+    found = _read(data)
+    left = found["position"][:, 1] < 48
+    assert found["mask"][left].flatten(1).any(1).all()
+    assert int(left.sum()) == 7
+    assert len(found["position"]) == 14 * 9 + 7
+    assert len(_read(data, "val")["position"]) == 3 * 15
+    half = _read(_data(tmp_path, sampling=SamplingOptions(skip_blank=0.01, positives=0.5)))
+    assert len(half["position"]) == 14 * 9 + 7
+    assert half["mask"][half["position"][:, 1] < 48].flatten(1).any(1).all()
+    for path in folder.glob("??.png"):
+        cv2.imwrite(str(path), np.full(SIZE, 90, np.uint8))
+    for path in folder.glob("*_mask.png"):
+        cv2.imwrite(str(path), np.zeros(SIZE, np.uint8))
+    with pytest.raises(ConfigError, match="skip_blank leaves no patch"):
+        _data(tmp_path, sampling=SamplingOptions(skip_blank=0.01)).dataset("train")
+
+
+def test_what_was_found_by_reading_a_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write_set(tmp_path / "set")
+    options: dict[str, Any] = {"sampling": SamplingOptions(positives=0.5, skip_blank=0.01)}
+    before = _read(_data(tmp_path, **options))
+    for name in ("_find_rows", "_find_flat"):
+        monkeypatch.delattr(f"lit_data.datasets.inspection.occupancy.{name}")
+    assert torch.equal(_read(_data(tmp_path, **options))["position"], before["position"])
+
+
+def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_path: Path) -> None:
+    folder = _write_set(tmp_path / "set", 12, every=100)
+    (folder / "00_mask.png").unlink()
+    rows = [f"{number:02}.png,1,{1 if number else 10**9} 10" for number in range(6)]
+    (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
+    for _ in range(2):  # also where the masks are drawn already
+        with pytest.raises(DataError, match=r"1 annotations are bad:\n.*row 2: .*00\.png: runs up to"):
+            _data(tmp_path)
+    data = _data(tmp_path, on_bad="skip")
+    used = {Path(data.bank.name(n)).name for numbers in data.split_images.values() for n in numbers.tolist()}
+    assert used == {f"{number:02}.png" for number in range(1, 12)}
+
+
+def test_a_split_can_be_given_back(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set")
+    data = _data(tmp_path, split_seed=3)
+    path = tmp_path / "splits.csv"
+    write_table(path, ("image", "split"), data.list_splits())
+    again = _data(tmp_path, splits=str(path))
+    for split, numbers in data.split_images.items():
+        assert np.array_equal(again.split_images[split], numbers)
+    path.write_text("image,split\n00.png,training\n")
+    with pytest.raises(
+        DataError, match=r"splits\.csv, line 2: needs an image and as its split one of train, val, test"
+    ):
+        _data(tmp_path, splits=str(path))
+    with pytest.raises(DataError, match="the table of splits is not a file"):
+        _data(tmp_path, splits="none.csv")
+
+
+@pytest.mark.parametrize(("folders", "sizes"), [(("train", "valid"), (10, 10, 0)), (("train", "test"), (9, 1, 10))])
+def test_folders_are_splits_and_what_val_lacks_comes_from_train(
+    folders: tuple[str, ...], sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    for name in folders:
+        _write_set(tmp_path / "set" / "images" / name, 10)
+    data = _data(tmp_path)
+    assert tuple(len(data.split_images[split]) for split in ("train", "val", "test")) == sizes
+
+
+def test_groups_of_names_stay_together(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set")
+    data = _data(tmp_path, groups=r"(\d)\d\.png")
+    told = [{Path(data.bank.name(n)).stem[0] for n in numbers.tolist()} for numbers in data.split_images.values()]
+    assert sum(map(len, told)) == 2
+
+
+@pytest.mark.parametrize("classes", [None, ["spot", "dent"]])
+def test_baselines_give_the_same_samples(classes: list[str] | None, tmp_path: Path) -> None:
+    for kind in ("dent", "spot"):
+        _write_set(tmp_path / "set" / kind, 10)
+    data = _data(tmp_path, classes=classes)
+    ours = _read(data)
+    baselines = data.baseline_datasets("train")
+    assert set(baselines) == {"original", "improved"}
+    for baseline in baselines.values():
+        samples: Any = [baseline[number] for number in range(len(baseline))]  # type: ignore[arg-type]
+        order = torch.argsort(torch.stack([sample["index"] for sample in samples]))
+        mine = torch.argsort(ours["index"])
+        for key in ("image", "mask", "position"):
+            theirs = torch.stack([sample[key] for sample in samples])[order]
+            torch.testing.assert_close(theirs, ours[key][mine], atol=1e-6, rtol=0)

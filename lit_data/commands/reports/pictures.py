@@ -17,6 +17,7 @@ _MOST_HEIGHT_PX: Final = 8000
 _CAPTIONS: Final = {
     "samples": "Samples as the model sees them",
     "predictions": "Samples beside what the model makes of them, with the best checkpoint's weights",
+    "worst": "Defects of the lowest scores, and below good images of the highest, each above its probability",
     "families": "Each family of defects on its own",
     "augment": "Samples before and after augmentation",
     "memory": "Memory and batch size over time, with what happened meanwhile",

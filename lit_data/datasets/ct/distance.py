@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io.progress import track
-from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, is_there, publish
-from lit_data.io.temp import sweep, temp_folder
+from lit_data.io.store.kept import keep_arrays
+from lit_data.io.temp import sweep
 from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.sparse import SparseVolume
 
@@ -160,20 +160,10 @@ class PointDistances:
 
     def _open(self, volume: SparseVolume, folder: Path) -> Distances:
         key = self._identify(volume)
-        path = folder / key
-        if not is_there(path):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with temp_folder(folder) as temp:
-                    writer = ArrayWriter(temp)
-                    writer.add("distances", self._measure(volume))
-                    writer.finish("distances", FORMAT_VERSION, key, {})
-                    publish(temp, path)
-            except OSError as error:
-                raise StoreError(f"cannot keep distances in {folder} ({error}); set data.cache_dir") from error
-        distances: Distances = ArrayFolder(path, "distances", FORMAT_VERSION).map("distances", np.float32)
+        kept = keep_arrays(folder, key, "distances", FORMAT_VERSION, lambda: {"distances": self._measure(volume)})
+        distances: Distances = kept.map("distances", np.float32)
         if len(distances) != len(volume):
-            raise StoreError(f"{path} holds {len(distances)} distances of {len(volume)} voxels; remove it")
+            raise StoreError(f"{folder / key} holds {len(distances)} distances of {len(volume)} voxels; remove it")
         return distances
 
     def _measure(self, volume: SparseVolume) -> Distances:

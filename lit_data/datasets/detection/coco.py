@@ -25,7 +25,7 @@ from lit_data.datasets.detection.voc import NameIndex
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.images.consistency import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
-from lit_data.io.source import open_source, read_whole
+from lit_data.io.source import naming, open_source, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,15 @@ def load_coco(path: AnyPath) -> CocoFile:
         DataError: It is no JSON, or lacks what an annotation file of boxes has.
     """
     with open_source(path) as stream:
+        text = read_whole(stream)
+    return parse_coco(path, text)
+
+
+def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
+    """As `load_coco`, of a file that was read."""
+    with naming(path):
         try:
-            content = json.loads(read_whole(stream))
+            content = json.loads(text)
         except json.JSONDecodeError as error:
             raise DataError(f"damaged JSON: {error}") from error
         if not isinstance(content, dict):

@@ -17,13 +17,14 @@ from lit_data.io.discovery import FolderWalk
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
-_MASK_FOLDERS: Final = re.compile(
+MASK_FOLDERS: Final = re.compile(
     r"(masks?|gts?|ground_?truths?|labels?|annotations?|seg(mentations?)?|mask_?images?)", re.IGNORECASE
 )
 _IMAGE_FOLDERS: Final = re.compile(r"(images?|imgs?|pictures?|photos?|data)", re.IGNORECASE)
 _ENDING: Final = re.compile(
     r"[_.-](masks?|gt|label|labels|seg|segmentation|ground_?truth|anno|annotation)$", re.IGNORECASE
 )
+_SPLIT_NAMES: Final = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
 _GOOD: Final = re.compile(r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE)
 _LOSSLESS: Final = (".png", ".bmp", ".tif", ".tiff", ".npy")  # what masks are stored in, the likeliest first
 
@@ -40,6 +41,7 @@ class InspectionSet:
         masks: For each image its mask, or None.
         kinds: For each image the kind of its defect, or ``good``; the first folder of its path where that tells.
         where: Where the masks lie, for a message.
+        bad: Images that are to be left out.
     """
 
     layout: Layout
@@ -47,6 +49,7 @@ class InspectionSet:
     masks: tuple[Path | None, ...]
     kinds: tuple[str, ...]
     where: str = ""
+    bad: frozenset[Path] = frozenset()
 
     def describe(self) -> str:
         """What was found, in one line."""
@@ -80,7 +83,7 @@ def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequen
         folder.joinpath(*parts[: depth + 1])
         for parts in names
         for depth, part in enumerate(parts[:-1])
-        if _MASK_FOLDERS.fullmatch(part)
+        if MASK_FOLDERS.fullmatch(part)
     }
     if found:
         return _pair_folders(folder, paths, found)
@@ -144,7 +147,7 @@ def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Pa
 
     def key(path: Path) -> tuple[str, ...]:
         inside = path.relative_to(folder).parts[:-1] if path.is_relative_to(folder) else ()
-        own = [p for p in inside if not _MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)]
+        own = [p for p in inside if not MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)]
         return (*(() if unique else own), plain_stem(path.stem))
 
     found = _match(images, masks, key)
@@ -214,8 +217,13 @@ def _make(folder: Path, layout: Layout, images: Sequence[Path], found: dict[Path
     )
 
 
+def split_of(name: str) -> str | None:
+    """The split that the first such folder of a path with forward slashes is named after, if any."""
+    return next((_SPLIT_NAMES[part] for part in name.split("/")[:-1] if part in _SPLIT_NAMES), None)
+
+
 def _kind_of(name: Path) -> str:
     """The first folder of a path that is no split and does not only say that images are in it."""
     folders = PurePosixPath(name.as_posix()).parts[:-1]
-    told = [part for part in folders if part not in SPLITS and not _IMAGE_FOLDERS.fullmatch(part)]
+    told = [part for part in folders if part not in _SPLIT_NAMES and not _IMAGE_FOLDERS.fullmatch(part)]
     return ("good" if _GOOD.fullmatch(told[0]) else told[0]) if told else ""

@@ -1,165 +1,222 @@
-"""Patches of single images: masks of those that have one, and more of the patches that show a defect."""
+"""Patches of single images: more of those that show a defect, none that show nothing, also beside the grid."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_data.checks import check_choice, check_share
+from lit_data.datasets.inspection.occupancy import Occupancy
 from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
 from lit_data.errors import ConfigError
-from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.rng import Stream, random_words, uniform
+from lit_data.rng import Stream, random_words
 from lit_data.types import Array, FieldSpec
 
 Ints = NDArray[np.int64]
-_NO_DEFECT: Final = np.zeros((1, 1, 1), np.uint8)
+_NOWHERE = -1
 
 
-class PartialMasks:
-    """Masks of images of which some have none: nothing is marked there.
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Which patches train; validation and test take every patch of the grid.
 
     Args:
-        images: All images.
-        chosen: [n] numbers of those whose masks these are.
-        masks: Those that there are.
-        of_image: [n] for each of the chosen the number of its mask; -1 where it has none.
+        positives: Share of samples with a defect, chosen anew in each epoch; or for names of classes their shares,
+            which add up to at most 1; None takes every patch once.
+        random_places: Samples are moved from their places in the grid by up to half a stride, anew in each epoch; a
+            defect they were chosen for stays in them.
+        skip_blank: Patches without a defect are left out where the standard deviation of their pixels is below this
+            share of the value range, such as 0.01; None keeps them.
+
+    Raises:
+        ConfigError: A share is out of its range.
     """
 
-    channels = 1
-    dtype: "np.dtype[Any]" = np.dtype(np.uint8)
+    positives: float | Mapping[str, float] | None = None
+    random_places: bool = False
+    skip_blank: float | None = None
 
-    def __init__(self, images: ImageBank, chosen: Ints, masks: ImageBank | None, of_image: Ints) -> None:
-        self._masks, self._of_image = masks, of_image
-        self._names = images.name, chosen
-        self.heights_px, self.widths_px = images.heights_px[chosen], images.widths_px[chosen]
-        if masks is not None:
-            has = of_image >= 0
-            self.heights_px[has], self.widths_px[has] = (
-                masks.heights_px[of_image[has]],
-                masks.widths_px[of_image[has]],
-            )
-        self.skipped: tuple[tuple[str, str], ...] = ()
+    def __post_init__(self) -> None:
+        for name, share in self.shares.items():
+            check_share(f"sampling.positives{f'.{name}' if name else ''}", share)
+        if sum(self.shares.values()) > 1 + 1e-9:
+            raise ConfigError(f"sampling.positives={dict(self.shares)} must add up to at most 1")
+        if self.skip_blank is not None:
+            check_share("sampling.skip_blank", self.skip_blank)
 
-    def __len__(self) -> int:
-        return len(self._of_image)
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """For the name of each class its share; an empty name stands for all of them."""
+        given = self.positives
+        return {} if given is None else dict(given) if isinstance(given, Mapping) else {"": given}
 
-    def __getitem__(self, index: int) -> Array:
-        """[1, H, W] uint8."""
-        number = int(self._of_image[index])
-        if number >= 0 and self._masks is not None:
-            return self._masks[number]
-        return np.broadcast_to(_NO_DEFECT, (1, int(self.heights_px[index]), int(self.widths_px[index])))
 
-    def name(self, index: int) -> str:
-        """Path of the mask, or of the image that has none."""
-        number, (name, chosen) = int(self._of_image[index]), self._names
-        return self._masks.name(number) if number >= 0 and self._masks is not None else name(int(chosen[index]))
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The options, and what they need to know of a set.
+
+    Args:
+        options: Which patches are wanted.
+        classes: Names of the classes, which are numbered from 1.
+        occupancy: The patches of all images that show a defect; needed for shares, and where blank ones are left out.
+        blank: Numbers of the blank patches among those of all images.
+        seed: Of the choice and of the places.
+
+    Raises:
+        ConfigError: A share is that of an unknown class.
+    """
+
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    classes: Sequence[str] = ()
+    occupancy: Occupancy | None = None
+    blank: Ints | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in filter(None, self.options.shares):
+            check_choice("sampling.positives", name, tuple(self.classes))
+
+
+class _Pool(NamedTuple):
+    """Patches of which one is taken: their numbers in the split, and (y, x) of a pixel that stays in it, or -1."""
+
+    patch: Ints
+    anchor: Ints
+
+    def take(self, place: NDArray[np.float64]) -> "_Pool":
+        chosen = np.minimum((place * len(self.patch)).astype(np.int64), len(self.patch) - 1)
+        return _Pool(self.patch[chosen], self.anchor[chosen])
 
 
 class InspectionDataset(StripeDataset):
-    """Patches of a split in which a given share shows a defect, each sample chosen anew in each epoch.
+    """Patches of a split, each sample chosen and placed anew in each epoch if `sampling` asks for that.
 
-    Which patch a sample is depends on the seed, the epoch and its number alone, so an epoch is the same after a resume,
-    on any number of ranks and with any batch size. Samples are those of `StripeDataset` and ``draw`` int64, the number
-    of the sample among those of the split, of which its augmentation is drawn.
+    What a sample shows depends on the seed, the epoch and its number alone, so an epoch is the same after a resume, on
+    any number of ranks and with any batch size. Samples are those of `StripeDataset` and ``draw`` int64, the number of
+    the sample among those of the split, of which its augmentation is drawn.
 
     Args:
         bank: See `StripeDataset`, as all others.
         grid: See there.
-        positives: Share of samples with a defect, above 0 and up to 1; None takes every patch once.
-        seed: Of the choice.
+        sampling: Which patches; by default every one of the grid once.
 
     Raises:
-        ConfigError: No patch of the split shows a defect, or all do.
+        ConfigError: No patch of the split shows a wanted defect, or all are blank.
     """
 
-    def __init__(self, *args: Any, positives: float | None = None, seed: int = 0, **options: Any) -> None:  # noqa: ANN401 - see `StripeDataset`
+    def __init__(self, *args: Any, sampling: Sampling | None = None, **options: Any) -> None:  # noqa: ANN401 - see `StripeDataset`
         super().__init__(*args, **options)
-        self.positives, self.seed = positives, seed
-        occupied = find_occupied(self) if positives is not None else np.zeros(0, np.bool_)
-        self._with, self._without = np.flatnonzero(occupied), np.flatnonzero(~occupied)
-        if positives is not None and not len(self._with):
-            raise ConfigError(
-                f"data.positives={positives}, but none of the {len(self)} training patches shows a defect: are the "
-                "masks right? Set data.positives=null, or other data.splits"
-            )
+        sampling = sampling or Sampling()
+        self._pools, self._others = self._find_pools(sampling)
+        self._edges, self._leaves_out = np.cumsum([*sampling.options.shares.values()]), sampling.blank is not None
+        self._count = self._count_kept() if self._leaves_out else super().__len__()
+        self.sampling = replace(sampling, occupancy=None, blank=None)  # what is needed of them is in the pools
+
+    @override
+    def __len__(self) -> int:
+        return self._count
 
     @override
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         rows["draw"][:] = indices
-        super().write_into(rows, self.choose(indices, epoch), epoch)
+        super().write_into(rows, indices, epoch)
 
     def choose(self, indices: Ints, epoch: int) -> Ints:
         """[M] the patch of each sample in an epoch."""
-        if self.positives is None or not len(self._without):
-            return indices
-        share, place = random_words(self.seed, Stream.POSITIVES, indices, epoch, 2).T * 2.0**-32
-        with_defect = share < self.positives
-        return np.where(with_defect, _take(self._with, place), _take(self._without, place))
+        return self._choose(indices, self._draw(indices, epoch)).patch
 
     @override
     def describe_sample(self, index: int) -> str:
-        if self.positives is None:
-            return super().describe_sample(index)
+        if self.sampling.options.positives is None and not self.sampling.options.random_places:
+            return super().describe_sample(int(self.choose(np.array([index]), 0)[0]))
         return f"sample {index}, whose patch is chosen anew in each epoch"
 
     @override
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return share_state(self, (*FIXED, "_with", "_without"))
+        return share_state(self, (*FIXED, "_pools", "_others"))
 
     @override
     def _describe(self) -> dict[str, FieldSpec]:
         return super()._describe() | {"draw": FieldSpec((), "int64")}
 
+    @override
+    def _place(self, indices: Ints, epoch: int) -> tuple[Ints, ...]:
+        words = self._draw(indices, epoch)
+        chosen = self._choose(indices, words)
+        split_image, index, image, y, x = self._locate(chosen.patch)
+        if self.sampling.options.random_places:
+            y = self._move(y, words[:, 2], chosen.anchor[:, 0], self.grid.heights_px[image], 0)
+            x = self._move(x, words[:, 3], chosen.anchor[:, 1], self.grid.widths_px[image], 1)
+        return split_image, index, image, y, x
 
-def find_occupied(dataset: StripeDataset) -> NDArray[np.bool_]:
-    """Which patches of a split hold a pixel that its masks mark: [N]; each mask is read once."""
-    found = np.zeros(len(dataset), np.bool_)
-    masks, first = dataset.masks, 0
-    for place, image in enumerate(dataset.images.tolist() if masks is not None else []):
-        count = int(dataset.grid.rows[image] * dataset.grid.columns[image])
-        mask = masks[place][0] > 0  # type: ignore[index]  # there are masks
-        if mask.any():
-            positions = dataset.locate(np.arange(first, first + count))
-            found[first : first + count] = _sum_boxes(mask, positions, dataset.grid.patch_px) > 0
-        first += count
-    return found
+    def _draw(self, indices: Ints, epoch: int) -> NDArray[np.float64]:
+        """[M, 4] in 0..1: class, patch, y and x of each sample."""
+        words = random_words(self.sampling.seed, Stream.POSITIVES, indices, epoch, 4)
+        return words.astype(np.float64) * 2.0**-32
 
+    def _choose(self, indices: Ints, words: NDArray[np.float64]) -> _Pool:
+        if not self._pools:
+            patch = self._others.patch[indices] if self._leaves_out else indices
+            return _Pool(patch, np.full((len(patch), 2), _NOWHERE))
+        if not len(self._others.patch) and len(self._pools) == 1 and not self.sampling.options.random_places:
+            return _Pool(indices, np.full((len(indices), 2), _NOWHERE))  # every patch shows a defect
+        pools = [*self._pools, *([self._others] if len(self._others.patch) else self._pools[-1:])]
+        wanted = np.searchsorted(self._edges, words[:, 0], side="right")
+        taken = [pool.take(words[:, 1]) for pool in pools]
+        rows = np.arange(len(indices))
+        patch, anchor = (np.stack(parts)[wanted, rows] for parts in zip(*taken, strict=True))
+        return _Pool(patch, anchor)
 
-def _sum_boxes(mask: NDArray[np.bool_], positions: Ints, size_px: tuple[int, int]) -> Ints:
-    """Marked pixels of boxes at positions [M, 2], by sums from the corner."""
-    sums = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1), np.int64)
-    sums[1:, 1:] = mask.cumsum(0).cumsum(1)
-    top, left = np.minimum(positions, mask.shape).T
-    bottom, right = np.minimum(positions + size_px, mask.shape).T
-    total: Ints = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
-    return total
+    def _move(self, start: Ints, word: NDArray[np.float64], anchor: Ints, length_px: Ints, axis: int) -> Ints:
+        """Starts moved by up to half a stride, within the image and around the anchor if there is one."""
+        side, stride = self.grid.patch_px[axis], (self.grid.vertical, self.grid.horizontal)[axis].stride_px
+        low, high = np.maximum(start - stride // 2, 0), np.minimum(start + stride // 2, length_px - side)
+        has = anchor != _NOWHERE
+        low = np.where(has, np.maximum(low, anchor - side + 1), low)
+        high = np.where(has, np.minimum(high, anchor), high)
+        moved: Ints = low + (word * (high - low + 1)).astype(np.int64)
+        return moved
 
+    def _find_pools(self, sampling: Sampling) -> tuple[list[_Pool], _Pool]:
+        """The patches of each wanted class, and those that show no defect and are not blank."""
+        count = super().__len__()
+        shows, blank = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        occupancy = sampling.occupancy
+        pools = []
+        if occupancy is not None:
+            rows, number = self._number(occupancy.patch)
+            shows[number] = True
+            kinds, anchors = occupancy.kind[rows], np.stack((occupancy.y[rows], occupancy.x[rows]), axis=1)
+            for wanted, share in sampling.options.shares.items():
+                own = kinds == sampling.classes.index(wanted) + 1 if wanted else np.ones(len(number), np.bool_)
+                firsts = np.unique(number[own], return_index=True)[1]
+                pools.append(_Pool(number[own][firsts], anchors[own][firsts]))
+                if not len(firsts):
+                    raise ConfigError(
+                        f"data.sampling.positives={share}, but none of the {count} training patches shows "
+                        f"{repr(wanted) if wanted else 'a defect'}: are the masks right? Set "
+                        "data.sampling.positives=null, or other data.splits"
+                    )
+        if sampling.blank is not None:
+            blank[self._number(sampling.blank)[1]] = True
+        free = np.flatnonzero(~shows & ~blank if pools else shows | ~blank)
+        return pools, _Pool(free, np.full((len(free), 2), _NOWHERE))
 
-def _take(numbers: Ints, place: NDArray[np.float64]) -> Ints:
-    return numbers[np.minimum((place * len(numbers)).astype(np.int64), len(numbers) - 1)]
+    def _count_kept(self) -> int:
+        """Samples of an epoch where blank patches are left out."""
+        shown = np.concatenate([self._others.patch, *(pool.patch for pool in self._pools)])
+        if not len(shown):
+            raise ConfigError("data.sampling.skip_blank leaves no patch to train with: set a lower one")
+        return len(np.unique(shown))
 
-
-def split_stratified(kinds: Sequence[str], groups: Ints, shares: Mapping[str, float], *, seed: int) -> dict[str, Ints]:
-    """Share images out so that each kind of defect is in each split, and images of one group in the same.
-
-    Args:
-        kinds: Of each image.
-        groups: [n] number of the group of each image, such as those that are equal to the byte.
-        shares: Of train, val and test.
-        seed: Chooses the images of each share.
-
-    Returns:
-        For each split the ascending numbers of its images.
-    """
-    firsts = np.unique(groups, return_index=True)[1]
-    shuffled = firsts[np.argsort(uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0], kind="stable")].tolist()
-    chosen: dict[str, list[int]] = {split: [] for split in shares}
-    # Kind after kind, each image to the split that lags furthest behind its share: so all shares are right together.
-    for count, number in enumerate(sorted(shuffled, key=lambda number: kinds[number]), 1):
-        lag = {split: share * count - len(chosen[split]) for split, share in shares.items() if share > 0}
-        chosen[max(lag, key=lambda split: lag[split])].append(number)
-    return {split: np.flatnonzero(np.isin(groups, groups[numbers])) for split, numbers in chosen.items()}
+    def _number(self, patches: Ints) -> tuple[NDArray[np.bool_], Ints]:
+        """Which of some patches of all images are of this split, and the numbers of those in it."""
+        counts = np.cumsum(self.grid.rows * self.grid.columns)
+        image = np.searchsorted(counts, patches, side="right")
+        rows = np.isin(image, self.images)
+        place = np.argsort(self.images)[np.searchsorted(np.sort(self.images), image[rows])]
+        return rows, patches[rows] - self._shifts[place]

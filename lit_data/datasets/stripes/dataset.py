@@ -112,7 +112,7 @@ class StripeDataset:
             indices: [M] sample numbers in this split.
             epoch: The epoch they are read for.
         """
-        split_image, index, image, y, x = self._locate(indices)
+        split_image, index, image, y, x = self._place(indices, epoch)
         rows["index"][:], rows["image_index"][:], rows["epoch"][:] = index, image, epoch
         rows["position"][:, 0], rows["position"][:, 1] = y, x
         if self.pixels:
@@ -167,6 +167,10 @@ class StripeDataset:
         split_image = np.searchsorted(self._ends, indices, side="right")
         index = self._shifts[split_image] + indices
         return split_image, index, *self.grid.locate(index)
+
+    def _place(self, indices: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], ...]:
+        """As `_locate`, in an epoch: by default the same in all of them."""
+        return self._locate(indices)
 
     def _describe(self) -> dict[str, FieldSpec]:
         height, width = self.read_px

@@ -138,8 +138,9 @@ class MaskDecoder:
     def fingerprint(self) -> str:
         """JSON of the options and of this decoder's format."""
         options = asdict(self.options)
-        if self.options.threshold is None:  # as before there was one, so that stores of then still fit
-            del options["threshold"]
+        for newer in ("threshold", "ignore"):  # left out where unused, so that stores from before them still fit
+            if options[newer] is None:
+                del options[newer]
         return _print_options("mask", options)
 
     def header(self, source: ImageSource) -> SourceHeader:

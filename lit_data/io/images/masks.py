@@ -11,9 +11,10 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import naming
-from lit_data.types import Array
+from lit_data.types import IGNORED, Array
 
 _SHOWN = 10
+_FEW = 64  # class numbers, which grey edges go far beyond
 _SCALES = {"auto": ({0, 1}, {0, 255}), "0_1": ({0, 1},), "0_255": ({0, 255},)}
 
 
@@ -31,6 +32,8 @@ class MaskOptions:
             masks with grey edges, as smooth scaling and JPEG leave them. None refuses such masks.
         palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must be greys: for black
             and white masks whose numbers mean nothing.
+        ignore: Value of pixels that neither train nor are scored, such as 255; they get the number 255. None: there is
+            none.
         page: As in ``ReadOptions``.
         alpha: As in ``ReadOptions``.
         exif: As in ``ReadOptions``; choose the same for images and masks.
@@ -43,6 +46,7 @@ class MaskOptions:
     scale: Literal["auto", "0_1", "0_255"] = "auto"
     threshold: int | None = None
     palette: Literal["index", "expand"] = "index"
+    ignore: int | None = None
     page: int | None = None
     alpha: Literal["error", "drop"] = "error"
     exif: Literal["ignore", "apply"] = "ignore"
@@ -65,6 +69,8 @@ class MaskOptions:
             raise ConfigError(
                 f"threshold={self.threshold!r} must be a whole number from 1 to 65535, and is for 2 classes"
             )
+        if self.ignore is not None and (not isinstance(self.ignore, int) or self.classes > IGNORED):
+            raise ConfigError(f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes")
         _ = self.read  # its own checks
 
     @property
@@ -112,11 +118,20 @@ def number_classes(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
         options: The rules.
 
     Returns:
-        [1, H, W] uint8.
+        [1, H, W] uint8; 255 where pixels are ignored.
 
     Raises:
         DataError: a value that is no class, or values that are not whole numbers.
     """
+    if options.ignore is None:
+        return _number(mask, options)
+    ignored = mask == options.ignore
+    numbers = _number(np.where(ignored, mask.dtype.type(0), mask), options)
+    numbers[ignored] = IGNORED
+    return numbers
+
+
+def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     if mask.dtype == np.bool_:
         return mask.astype(np.uint8)
     values = _list_values(mask)
@@ -147,12 +162,16 @@ def _list_values(mask: Array) -> Array:
 def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
     found, largest = set(values.tolist()), int(values.max())
     if options.classes > 2:
-        hint = "set classes=2" if found <= {0, 255} else f"set classes={largest + 1} if these are class numbers"
+        hint = (
+            "set mask_read.classes=2"
+            if found <= {0, 255}
+            else f"set mask_read.classes={largest + 1} if these are class numbers"
+        )
     elif found <= {0, 255} or found <= {0, 1}:
         hint = f'set scale="{0}_{largest}"'
     elif largest < 255:
         edges = f"set mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
-        hint = f"set classes={largest + 1} if these are class numbers"
+        hint = f"set mask_read.classes={largest + 1} if these are class numbers"
         if len(values) == 2 and options.palette == "index":
             hint += ', or palette="expand" if they stand for black and white in a palette'
         elif len(values) <= largest:  # no run of class numbers
@@ -162,6 +181,9 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
             "values in between come from JPEG or from smooth scaling: set mask_read.threshold=128, which counts values "
             "from 128 on as defect"
         )
+        classes = int(values[-2]) + 1 if len(values) > 1 else 1
+        if largest == 255 and 1 < classes < _FEW:
+            hint = f"set mask_read.classes={classes} and mask_read.ignore=255 if these are class numbers; {hint}"
     return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
 
 

@@ -11,7 +11,8 @@ from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.devices import widest_float
-from lit_data.modules.scored import BINS, PixelScores, bin_edge, find_bins
+from lit_data.modules.scored import BINS, PixelScores, bin_edge, find_bins, is_marked
+from lit_data.types import IGNORED
 
 _LIMITS: Final = {"aupro_30": 0.3, "aupro_5": 0.05}
 ANOMALY_SCORES: Final = (
@@ -55,16 +56,18 @@ class AnomalyScores(PixelScores):
 
         Args:
             scores: [B, 1, H, W] float in 0..1.
-            masks: The same shape, in {0, 1}.
+            masks: The same shape, in {0, 1}; 255 where pixels are ignored.
             images: [B] int64, the number of each patch's image; without it images are not scored.
         """
         super().update(scores, masks)
-        for row in torch.nonzero(masks.flatten(1).any(1)).flatten().tolist():
-            self._count_regions(scores[row, 0].detach(), (masks[row, 0] > 0.5).cpu().numpy())
+        marked = is_marked(masks)
+        defective = marked.flatten(1).any(1)
+        for row in torch.nonzero(defective).flatten().tolist():
+            self._count_regions(scores[row, 0].detach(), marked[row, 0].cpu().numpy())
         if images is not None:
             self.images.append(images)
-            self.highest.append(scores.detach().float().flatten(1).amax(1))
-            self.defective.append(masks.flatten(1).any(1))
+            self.highest.append(scores.detach().float().masked_fill(masks == IGNORED, 0).flatten(1).amax(1))
+            self.defective.append(defective)
 
     def _count_regions(self, scores: Tensor, mask: NDArray[np.bool_]) -> None:
         import cv2

@@ -2,87 +2,29 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.devices import widest_float
+from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
 from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
 from lit_data.modules.segmentation.compare_net import CompareNet
-from lit_data.types import Batch
-
-_DEFECT_PX = 10.0  # a small defect; the mean over all pixels would drown it in background that is right already
-_SMOOTH_PX = 2.0  # makes Dice finite, and an empty answer right, where a sample has no defect
-_SETTLED = 30.0
-
-
-def rare_pixel_loss(logits: Tensor, masks: Tensor, *, dice_weight: float = 1.0) -> Tensor:
-    """Cross entropy in units of a small defect plus soft Dice, in float32 whatever the precision of the run.
-
-    For each sample the sum of the cross entropy over the pixels, divided by 10, plus `dice_weight` times soft Dice
-    (Milletari et al., "V-Net", 3DV 2016), ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. The loss is the mean over
-    the samples. No sample changes the weight of another, so a batch gives the same gradient when it is worked off in
-    micro-batches or on several ranks, each weighted by its samples.
-
-    Args:
-        logits: [B, 1, H, W].
-        masks: [B, 1, H, W] in {0, 1}.
-        dice_weight: Weight of the Dice term.
-
-    Returns:
-        A scalar.
-    """
-    masks = masks.float().flatten(1)
-    entropy, dice = _compare(logits, masks)
-    return (entropy.sum(1) / _DEFECT_PX + dice_weight * dice).mean()
-
-
-def mean_pixel_loss(logits: Tensor, masks: Tensor, *, dice_weight: float = 1.0) -> Tensor:
-    """Mean cross entropy of the pixels plus soft Dice, in float32 whatever the precision of the run.
-
-    As `rare_pixel_loss`, but with the mean over the pixels in place of the sum over 10: for masks that fill a part of
-    the image that can be seen from afar.
-
-    Args:
-        logits: [B, 1, H, W].
-        masks: [B, 1, H, W] in 0..1.
-        dice_weight: Weight of the Dice term.
-
-    Returns:
-        A scalar.
-    """
-    masks = masks.float().flatten(1)
-    entropy, dice = _compare(logits, masks)
-    return (entropy.mean(1) + dice_weight * dice).mean()
-
-
-def _compare(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy of each pixel [B, H * W] and soft Dice [B], where masks are [B, H * W]."""
-    logits = _settle(logits.float().flatten(1), masks)
-    entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="none")
-    probability = logits.sigmoid()
-    overlap = 2 * (probability * masks).sum(1)
-    return entropy, 1 - (overlap + _SMOOTH_PX) / (probability.sum(1) + masks.sum(1) + _SMOOTH_PX)
-
-
-def _settle(logits: Tensor, masks: Tensor) -> Tensor:
-    """Stop the gradient of pixels that are right beyond 30: below about 1e-38 it makes CPUs ten times slower."""
-    return torch.where(masks > 0, logits.clamp(max=_SETTLED), logits.clamp(min=-_SETTLED))
-
-
-_LOSSES: Final = {"rare": rare_pixel_loss, "mean": mean_pixel_loss}
+from lit_data.modules.segmentation.losses import PixelLoss
+from lit_data.types import IGNORED, Batch
 
 
 class SegmentationModule(ScoredModule):
     """A net, a loss for rare pixels, and scores beside those of the plain difference.
 
-    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1}.
+    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1}, or numbers of
+    `classes`; 255 where pixels are ignored.
 
     Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it:
 
@@ -91,6 +33,8 @@ class SegmentationModule(ScoredModule):
     - ``defect_recall``: share of defects found at 0.1 false alarms per patch;
     - with `baseline` each with ``_baseline`` behind it: the same for the score |target - mean(ref)|, its Dice at the
       best threshold;
+    - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and ``mean_dice`` of those that
+      there are; all else then counts every class as a defect;
     - with `anomaly_scores` those of `AnomalyScores`; checkpoints then hold ``predict_threshold``, where the F1 of the
       last validation is largest, and ``predict`` takes it.
 
@@ -98,18 +42,23 @@ class SegmentationModule(ScoredModule):
     ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
 
     Args:
-        net: From [B, 3, H, W] images to [B, 1, H, W] logits; `CompareNet` by default.
+        net: From [B, 3, H, W] images to [B, 1, H, W] logits, `CompareNet` by default; with `classes` to a logit for the
+            background and one for each of them.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
-        loss: `rare` for defects of a few pixels, see `rare_pixel_loss`; `mean` for masks that fill more.
-        dice_weight: Weight of the Dice term of the loss.
+        loss: `rare` for defects of a few pixels, `mean` for masks that fill more, see `PixelLoss`; or a loss of your
+            own, from logits [B, 1, H, W] and masks of that shape, with `classes` from [B, K, H, W] and numbers
+            [B, H, W] int64, with 255 where pixels are ignored.
+        dice_weight: See `PixelLoss`, as `focal_gamma` and `tversky`.
+        class_weights: See there; `balanced`: ``pixels / (K * pixels of the class)`` in the training images.
+        classes: Names of the kinds of defects that are told apart.
         false_alarms_per_patch: Rate at which ``defect_recall`` is taken; none leaves it out.
         baseline: Channel 0 is a target and the others are its references: score their difference too.
         anomaly_scores: Log what methods of anomaly detection are compared by; ``image_index`` [B] tells whose patches
             they are.
 
     Raises:
-        ConfigError: The schedule or the loss is unknown.
+        ConfigError: The schedule or the loss is unknown; later, that the net or the datamodule has other classes.
     """
 
     predict_threshold: Tensor
@@ -121,48 +70,111 @@ class SegmentationModule(ScoredModule):
         *,
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule = "one_cycle",
-        loss: Literal["rare", "mean"] = "rare",
+        loss: Literal["rare", "mean"] | nn.Module = "rare",
         dice_weight: float = 1.0,
+        focal_gamma: float = 0.0,
+        tversky: Sequence[float] = (0.5, 0.5),
+        class_weights: Literal["balanced"] | Sequence[float] | None = None,
+        classes: Sequence[str] | None = None,
         false_alarms_per_patch: float | None = 0.1,
         baseline: bool = True,
         anomaly_scores: bool = False,
     ) -> None:
         super().__init__(net or CompareNet(), optimizer=optimizer or _make_adamw, schedule=schedule)
-        check_choice("loss", loss, tuple(_LOSSES))
-        self.loss, self.dice_weight = _LOSSES[loss], dice_weight
+        self.classes, self.class_weights = tuple(map(str, classes or ())), class_weights
+        if isinstance(loss, nn.Module):
+            self.loss: nn.Module = loss
+        else:
+            weights = [1.0] * (len(self.classes or "1") + 1) if class_weights == "balanced" else class_weights
+            self.loss = PixelLoss(
+                loss,
+                dice_weight=dice_weight,
+                focal_gamma=focal_gamma,
+                tversky=tversky,
+                class_weights=weights,
+            )
         self.suffixes = ("", "_baseline") if baseline else ("",)
         if anomaly_scores:
             self.register_buffer("predict_threshold", torch.tensor(0.5))
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, anomaly_scores))
+        if self.classes:
+            scores = {stage: ClassScores(self.classes) for stage in ("val", "test")}
+            self.class_scores = nn.ModuleDict({f"{stage}_classes": score for stage, score in scores.items()})
         # Plain values only, so that checkpoints load with weights_only=True.
-        self.save_hyperparameters(
-            "schedule", "loss", "dice_weight", "false_alarms_per_patch", "baseline", "anomaly_scores"
-        )
+        plain = ("schedule", "dice_weight", "focal_gamma", "tversky", "class_weights", "classes", "baseline")
+        named = ("loss",) if isinstance(loss, str) else ()
+        self.save_hyperparameters(*plain, *named, "false_alarms_per_patch", "anomaly_scores")
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Refuse a datamodule with other classes.
+
+        Raises:
+            ConfigError: It has.
+        """
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        known = tuple(getattr(datamodule, "classes", self.classes) or ())
+        if stage != "predict" and known != self.classes:
+            raise ConfigError(
+                f"the datamodule tells {list(known) or 'no classes'} apart and the model "
+                f"{list(self.classes) or 'none'}: set model.classes and the outputs of model.net as data.classes"
+            )
+
+    @override
+    def on_fit_start(self) -> None:
+        if self.class_weights == "balanced":
+            datamodule: Any = getattr(self.trainer, "datamodule", None)
+            if not hasattr(datamodule, "count_classes"):
+                raise ConfigError("class_weights=balanced needs a datamodule that counts: give the weights as a list")
+            counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
+            weights: Any = self.loss.class_weights
+            weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, 1, H, W] of images [B, 3, H, W]."""
+        """Logits [B, 1, H, W] of images [B, 3, H, W]; with classes [B, K, H, W], the background first.
+
+        Raises:
+            ConfigError: The net gives others.
+        """
         logits: Tensor = self.net(images)
+        wanted = len(self.classes) + 1 if self.classes else 1
+        if logits.ndim != 4 or logits.shape[1] != wanted:
+            raise ConfigError(
+                f"the net gives {list(logits.shape)} and {wanted} logits for each pixel are wanted"
+                + (f", for the background and {', '.join(self.classes)}" if self.classes else "")
+                + f": set model.net.classes={wanted}, or how your net calls it"
+            )
         return logits
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        return self.loss(self(batch["image"]), batch["mask"], dice_weight=self.dice_weight)
+        logits, masks = self(batch["image"]), batch["mask"]
+        own = isinstance(self.loss, PixelLoss) or not self.classes
+        loss: Tensor = self.loss(logits, masks if own else masks[:, 0].long())
+        return loss
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Probabilities, with what is needed to put them back into their image.
 
         Returns:
-            ``probability`` [B, 1, H, W] float32 in 0..1, and ``index``, ``image_index``, ``position`` of the batch.
+            ``probability`` [B, 1, H, W] float32 in 0..1 of a defect; with classes that of each of them under
+            ``classes``, [B, K - 1, H, W]; and ``index``, ``image_index``, ``position`` of the batch.
         """
-        places: dict[str, Tensor] = {key: batch[key] for key in ("index", "image_index", "position") if key in batch}
-        return {"probability": self(batch["image"]).float().sigmoid(), **places}
+        found: dict[str, Tensor] = {key: batch[key] for key in ("index", "image_index", "position") if key in batch}
+        logits = self(batch["image"]).float()
+        found["probability"] = _join_classes(logits).sigmoid()
+        return found | ({"classes": logits.softmax(1)[:, 1:]} if self.classes else {})
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
         images, masks = batch["image"], batch["mask"]
         logits = self(images).float()
+        if self.classes:
+            scores: Any = self.class_scores[f"{stage}_classes"]
+            scores.update(logits, masks[:, 0].long())
+            logits, masks = _join_classes(logits), torch.where(masks == IGNORED, masks, masks.clamp(max=1))
         # Probabilities close to 1 are equal in float32, logits are not.
         self._update(stage, logits.sigmoid(), logits, masks, batch.get("image_index"))
         if "_baseline" in self.suffixes:
@@ -189,7 +201,40 @@ class SegmentationModule(ScoredModule):
             named |= {f"{name}{suffix}": value for name, value in found.items()}
             for metric in metrics.values():
                 metric.reset()
+        if self.classes:
+            scores: Any = self.class_scores[f"{stage}_classes"]
+            named |= scores.compute()
+            scores.reset()
         return named
+
+
+class ClassScores(MulticlassConfusionMatrix):
+    """IoU and Dice of each class behind the background, and their means, over all pixels that are not ignored.
+
+    Args:
+        classes: Their names.
+    """
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        super().__init__(len(classes) + 1, ignore_index=IGNORED)
+        self.classes = classes
+
+    @override
+    def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
+        """The scores; a class that is neither there nor found has none."""
+        counts = super().compute()
+        matrix = counts.to(widest_float(counts.device))
+        hits, either = matrix.diagonal()[1:], (matrix.sum(0) + matrix.sum(1))[1:]
+        told = [number for number, count in enumerate(either.tolist()) if count]
+        iou, dice = (hits / (either - hits))[told].float(), (2 * hits / either)[told].float()
+        named = {f"iou_{self.classes[number]}": score for number, score in zip(told, iou, strict=True)}
+        named |= {f"dice_{self.classes[number]}": score for number, score in zip(told, dice, strict=True)}
+        return named | ({"mean_iou": iou.mean(), "mean_dice": dice.mean()} if told else {})
+
+
+def _join_classes(logits: Tensor) -> Tensor:
+    """[B, 1, H, W] logit of any defect, of those of two classes as they are or of [B, K, H, W]."""
+    return logits if logits.shape[1] == 1 else logits[:, 1:].logsumexp(1, keepdim=True) - logits[:, :1]
 
 
 def plain_difference(images: Tensor) -> Tensor:

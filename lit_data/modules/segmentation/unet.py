@@ -1,6 +1,7 @@
 """`UNet`: segments images at full resolution with what it sees at all scales."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -20,19 +21,28 @@ class UNet(nn.Module):
 
     Args:
         channels: Of the images.
-        classes: Logits of each pixel.
+        classes: Logits of each pixel: how many; or names of classes, of which each has one and the background one more,
+            for a softmax; None stands for 1.
         width: Channels at full resolution; each scale has twice those of the finer one.
         depth: How often the resolution is halved.
-        prior: Expected share of each class, the output of the untrained net.
+        prior: Expected share of each class, the output of the untrained net; of all names together.
 
     Raises:
         ConfigError: A size is not positive, or the prior is no share.
     """
 
     def __init__(
-        self, *, channels: int = 3, classes: int = 1, width: int = 16, depth: int = 3, prior: float = 0.1
+        self,
+        *,
+        channels: int = 3,
+        classes: int | Sequence[str] | None = 1,
+        width: int = 16,
+        depth: int = 3,
+        prior: float = 0.1,
     ) -> None:
         super().__init__()
+        named = 0 if classes is None or isinstance(classes, int) else len(classes)
+        classes = named + 1 if named else classes if isinstance(classes, int) else 1
         if min(channels, classes, width, depth) < 1 or not 0 < prior < 1:
             raise ConfigError(
                 f"channels={channels}, classes={classes}, width={width}, depth={depth}, prior={prior}: need at least 1 "
@@ -45,7 +55,11 @@ class UNet(nn.Module):
         self.down = nn.ModuleList(_convolve_twice(fine, coarse, stride=2) for fine, coarse in pairs)
         self.up = nn.ModuleList(_convolve_twice(fine + coarse, fine) for fine, coarse in reversed(pairs))
         self.head = nn.Conv2d(width, classes, 1)
-        nn.init.constant_(self.head.bias, math.log(prior / (1 - prior)))  # type: ignore[arg-type]
+        bias = torch.full((classes,), math.log(prior / (1 - prior) / max(1, named)))
+        if named:
+            bias[0] = 0
+        with torch.no_grad():
+            self.head.bias.copy_(bias)  # type: ignore[union-attr]  # it has one
 
     @override
     def forward(self, images: Tensor) -> Tensor:

@@ -105,11 +105,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _draw(folder: Path) -> tuple[str, dict[int, np.ndarray]]:
+def _draw(folder: Path, classes: list[str] | None = None) -> tuple[str, dict[int, np.ndarray]]:
     images = [folder / "a.png", folder / "b.png"]
     annotated = read_annotations(folder, images)
     assert annotated is not None
-    return annotated.layout, dict(draw_masks(annotated, images))
+    masks = dict(draw_masks(annotated, images, classes))
+    annotated.problems.raise_if_any(f"{len(annotated.problems)} annotations are bad")
+    return annotated.layout, masks
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -173,3 +175,58 @@ def test_an_outline_with_a_notch_is_filled_by_its_middles(folder: Path) -> None:
     assert mask[3, 2:12].all()
     assert not mask[11, 5:9].any()
     assert mask.sum() == pytest.approx(100 - 30, abs=4)  # the square without the notch
+
+
+def test_categories_become_the_numbers_of_classes(folder: Path) -> None:
+    second = " ".join(str(number) for number in _to_runs(np.roll(_expected(), 12, axis=1)))
+    _csv(folder, f"a.png,2,{RUNS}", f"a.png,1,{second}", "b.png,7,1 3")
+    assert sorted(np.unique(_draw(folder)[1][0])) == [0, 255]
+    masks = _draw(folder, ["2", "1"])[1]
+    assert (masks[0] == 1).sum() == (_expected() > 0).sum()
+    assert (masks[0] == 2).sum() == (_expected() > 0).sum()
+    assert not masks[1].any()  # a category that is not asked for
+    annotated = read_annotations(folder, [folder / "a.png", folder / "b.png"])
+    assert annotated is not None
+    assert annotated.count_categories() == {"2": 1, "1": 1, "7": 1}
+
+
+def test_classes_that_overlap_are_listed_with_their_image(folder: Path) -> None:
+    part = " ".join(str(number) for number in _to_runs(np.where(np.arange(30) < 9, _expected(), 0)))
+    _csv(folder, f"a.png,1,{RUNS}", f"a.png,2,{part}")
+    with pytest.raises(DataError, match=r"1 annotations are bad:\n.*row 3: .*a\.png: '2' overlaps other classes in 32"):
+        _draw(folder, ["1", "2"])
+    annotated = read_annotations(folder, [folder / "a.png", folder / "b.png"])
+    assert annotated is not None
+    list(draw_masks(annotated, [folder / "a.png", folder / "b.png"], ["1", "2"]))
+    assert annotated.bad == {0}
+
+
+def test_names_of_yolo_classes_come_from_the_file_beside_them(folder: Path) -> None:
+    KINDS["YOLO"][1](folder)
+    (folder / "data.yaml").write_text("names: [crack, pit]\n")
+    annotated = read_annotations(folder, [folder / "a.png", folder / "b.png"])
+    assert annotated is not None
+    assert annotated.count_categories() == {"crack": 1}
+
+
+@pytest.mark.parametrize("layout", ["images/train/1.png labels/train/1.txt", "train/1.png train/1.txt"])
+def test_label_files_find_the_image_of_their_folder(layout: str, tmp_path: Path) -> None:
+    image, label = layout.split()
+    for split, x in (("train", 0.1), ("val", 0.5)):
+        one, two = tmp_path / image.replace("train", split), tmp_path / label.replace("train", split)
+        one.parent.mkdir(parents=True, exist_ok=True)
+        two.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(one), np.full(SIZE, 9, np.uint8))
+        two.write_text(f"0 {x} 0.1 {x + 0.2} 0.1 {x + 0.2} 0.5 {x} 0.5")
+    images = [tmp_path / image, tmp_path / image.replace("train", "val")]
+    annotated = read_annotations(tmp_path, images)
+    assert annotated is not None
+    masks = dict(draw_masks(annotated, images))
+    assert [int(np.argwhere(masks[number])[0, 1]) for number in (0, 1)] == [3, 15]
+
+
+def test_values_of_another_kind_are_a_fault_and_no_crash(folder: Path) -> None:
+    _labelme(folder)
+    (folder / "b.json").write_text(json.dumps({"shapes": [1, 2]}))
+    with pytest.raises(DataError, match=r"1 annotations are bad:\n.*b\.json: cannot be read \(AttributeError"):
+        _draw(folder)

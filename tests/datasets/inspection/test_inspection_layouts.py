@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.inspection.layouts import find_inspection_set, plain_stem
-from lit_data.datasets.inspection.patches import split_stratified
+from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.errors import DataError
 
 SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}

@@ -90,7 +90,7 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
     image = Image.fromarray(BINARY * np.uint8(215))
     image.putpalette(bytes(645) + b"\xff" * 3)
     image.save(tmp_path / "a.png")
-    hint = 'set classes=216 if these are class numbers, or palette="expand" if they stand for black and white'
+    hint = 'set mask_read.classes=216 if these are class numbers, or palette="expand" if they stand for black and white'
     with pytest.raises(DataError, match=f"values 0, 215; .*; {hint}"):
         read_mask(tmp_path / "a.png")
     np.testing.assert_array_equal(read_mask(tmp_path / "a.png", MaskOptions(palette="expand")), BINARY[None])
@@ -120,10 +120,14 @@ def test_alpha_is_no_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
-        ([0, 1, 2], {}, "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; set classes=3 if these are class numbers"),
+        (
+            [0, 1, 2],
+            {},
+            "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; set mask_read.classes=3 if these are class numbers",
+        ),
         ([0, 1, 255], {}, "values 0, 1, 255; .*values in between come from JPEG or from smooth scaling"),
-        ([0, 4, 7], {"classes": 4}, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set classes=8"),
-        ([0, 255], {"classes": 4}, "values 0, 255; allowed are 0 to 3 .*; set classes=2"),
+        ([0, 4, 7], {"classes": 4}, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set mask_read.classes=8"),
+        ([0, 255], {"classes": 4}, "values 0, 255; allowed are 0 to 3 .*; set mask_read.classes=2"),
         (list(range(12)), {}, "values 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ... 2 more up to 11;"),
         ([0, 300], {"classes": 256}, "values 0, 300; allowed are 0 to 255"),
         ([-1, 1], {"classes": 5}, "values -1, 1; allowed are 0 to 4"),

@@ -2,7 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_data.modules.segmentation.module import mean_pixel_loss, rare_pixel_loss
+from lit_data.errors import ConfigError
+from lit_data.modules.segmentation.losses import PixelLoss
 
 
 def _batch(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,18 +19,18 @@ def test_it_is_its_formula() -> None:
     p = logits.sigmoid().flatten(1)
     entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="sum") / 10 / 2
     dice = 1 - (2 * p[0, 0] + 2) / (p[0].sum() + 1 + 2), 1 - 2 / (p[1].sum() + 2)
-    torch.testing.assert_close(rare_pixel_loss(logits, masks), entropy + (dice[0] + dice[1]) / 2)
-    torch.testing.assert_close(rare_pixel_loss(logits, masks, dice_weight=0.0), entropy)
-    torch.testing.assert_close(mean_pixel_loss(logits, masks), entropy * 10 / 3 + (dice[0] + dice[1]) / 2)
+    torch.testing.assert_close(PixelLoss()(logits, masks), entropy + (dice[0] + dice[1]) / 2)
+    torch.testing.assert_close(PixelLoss(dice_weight=0.0)(logits, masks), entropy)
+    torch.testing.assert_close(PixelLoss("mean")(logits, masks), entropy * 10 / 3 + (dice[0] + dice[1]) / 2)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (1, 5), (2, 2, 2)])
 def test_a_batch_is_the_mean_of_its_micro_batches(sizes: tuple[int, ...]) -> None:
     logits, masks = (tensor.double() for tensor in _batch())
     logits.requires_grad_()
-    (whole,) = torch.autograd.grad(rare_pixel_loss(logits, masks), logits)
+    (whole,) = torch.autograd.grad(PixelLoss()(logits, masks), logits)
     pieces = zip(logits.split(sizes), masks.split(sizes), sizes, strict=True)
-    loss = sum(rare_pixel_loss(part, mask) * size / 6 for part, mask, size in pieces)
+    loss = sum(PixelLoss()(part, mask) * size / 6 for part, mask, size in pieces)
     (parts,) = torch.autograd.grad(loss, logits)  # type: ignore[arg-type]
     torch.testing.assert_close(parts, whole)
 
@@ -41,7 +42,7 @@ def test_it_is_float32_and_pushes_the_right_way(defects: bool, dtype: torch.dtyp
     masks = masks * defects
     logits = logits.to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = rare_pixel_loss(logits, masks)
+        loss = PixelLoss()(logits, masks)
     loss.backward()
     assert loss.dtype == torch.float32
     assert logits.grad is not None
@@ -52,10 +53,75 @@ def test_it_is_float32_and_pushes_the_right_way(defects: bool, dtype: torch.dtyp
 def test_a_right_answer_costs_nothing_and_extremes_are_finite() -> None:
     _, masks = _batch()
     right = (masks * 2 - 1) * 200
-    assert rare_pixel_loss(right, masks) < 1e-6
+    assert PixelLoss()(right, masks) < 1e-6
     wrong = (-right).requires_grad_()
-    loss = rare_pixel_loss(wrong, masks)
+    loss = PixelLoss()(wrong, masks)
     loss.backward()
     assert loss.isfinite()
     assert wrong.grad is not None
     assert wrong.grad.isfinite().all()
+
+
+def _class_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    masks = torch.zeros(4, 1, 12, 12)
+    masks[0, :, 2:5, 2:5], masks[1, :, 6:9, 1:8], masks[2, :, :2] = 1, 2, 1
+    return torch.randn((4, 3, 12, 12), generator=generator), masks
+
+
+def test_classes_are_compared_by_cross_entropy_and_by_the_overlap_of_those_that_a_sample_shows() -> None:
+    logits, masks = _class_batch()
+    entropy = F.cross_entropy(logits, masks[:, 0].long())
+    torch.testing.assert_close(PixelLoss("mean", dice_weight=0)(logits, masks), entropy)
+    p, losses = logits.softmax(1), []
+
+    def miss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return 1 - (2 * (found * wanted).sum() + 2) / (found.sum() + wanted.sum() + 2)
+
+    for sample, shown in enumerate((1, 2, 1, None)):
+        union = miss(1 - p[sample, 0], (masks[sample, 0] > 0).float())
+        losses.append(union if shown is None else (union + miss(p[sample, shown], (masks[sample, 0] > 0).float())) / 2)
+    torch.testing.assert_close(PixelLoss("mean")(logits, masks), entropy + torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_ignored_pixels_change_nothing(classes: int) -> None:
+    logits, masks = _class_batch() if classes > 1 else _batch(4)
+    masks[:, :, 9:] = 255
+    loss, changed = PixelLoss("mean"), logits.clone()
+    changed[:, :, 9:] += 100
+    torch.testing.assert_close(loss(changed, masks), loss(logits, masks))
+    cropped = loss(logits[:, :, :9], masks[:, :, :9])
+    torch.testing.assert_close(loss(logits, masks), cropped)
+
+
+def test_focal_and_class_weights_are_their_formulas() -> None:
+    logits, masks = _class_batch()
+    entropy = F.cross_entropy(logits, masks[:, 0].long(), reduction="none")
+    focal = (entropy * (1 - torch.exp(-entropy)) ** 2).mean()
+    torch.testing.assert_close(PixelLoss("mean", dice_weight=0, focal_gamma=2.0)(logits, masks), focal)
+    weights = torch.tensor([0.1, 2.0, 5.0])
+    wanted = (entropy * weights[masks[:, 0].long()]).mean()
+    found = PixelLoss("mean", dice_weight=0, class_weights=weights.tolist())(logits, masks)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_tversky_weighs_false_alarms_and_misses() -> None:
+    masks = torch.zeros(1, 1, 8, 8)
+    masks[..., :4, :] = 1
+    less, more = torch.full_like(masks, -9), torch.full_like(masks, -9)
+    less[..., :2, :], more[..., :6, :] = 9, 9
+    loss = PixelLoss("mean", tversky=(0.3, 0.7))
+
+    def overlap(logits: torch.Tensor) -> float:
+        return float(loss(logits, masks) - PixelLoss("mean", dice_weight=0)(logits, masks))
+
+    assert overlap(less) == pytest.approx(1 - (16 + 1) / (16 + 0.7 * 16 + 1), abs=1e-3)
+    assert overlap(more) == pytest.approx(1 - (32 + 1) / (32 + 0.3 * 16 + 1), abs=1e-3)
+
+
+def test_settings_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tversky=\[1\].*need two weights"):
+        PixelLoss(tversky=[1])
+    with pytest.raises(ConfigError, match="nothing below 0"):
+        PixelLoss(focal_gamma=-1)

@@ -103,10 +103,11 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
         assert torch.equal(one, two)
     checkpoint = torch.load(path, weights_only=True)
     plain = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5, "false_alarms_per_patch": 0.2, "baseline": True}
-    assert checkpoint["hyper_parameters"] == {**plain, "anomaly_scores": False, "num_parameters": 5393}
+    newer = {"focal_gamma": 0.0, "tversky": (0.5, 0.5), "class_weights": None, "classes": None}
+    assert checkpoint["hyper_parameters"] == {**plain, **newer, "anomaly_scores": False, "num_parameters": 5393}
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
-    assert (loaded.schedule, loaded.dice_weight) == ("cosine", 0.5)
+    assert (loaded.schedule, loaded.loss.dice_weight) == ("cosine", 0.5)
 
 
 def test_checkpoints_hold_the_threshold_that_validation_chose(tmp_path: Path) -> None:
@@ -120,6 +121,93 @@ def test_checkpoints_hold_the_threshold_that_validation_chose(tmp_path: Path) ->
     trainer.test(model, DataLoader(samples[:2], batch_size=4), verbose=False)  # type: ignore[arg-type]
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert float(model.predict_threshold) == float(loaded.predict_threshold) == chosen != 0.5
+
+
+class _Painter(torch.nn.Module):
+    """Logits for three classes from the brightness of the first channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(50.0))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        levels = torch.tensor([0.1, 0.5, 0.9]).view(1, 3, 1, 1)
+        return -self.scale * (images[:, :1] - levels).abs()
+
+
+def _class_samples() -> list[dict[str, torch.Tensor]]:
+    mask = torch.zeros(1, 16, 16)
+    mask[:, :4, :4], mask[:, 8:, 8:], mask[:, 15] = 1, 2, 255
+    image = torch.tensor([0.1, 0.5, 0.9])[mask.long().clamp(max=2)].expand(3, -1, -1).clone()
+    image[:, :4, 0] = 0.9  # 4 of 16 pixels of class 1 look like class 2
+    return [{"image": image, "mask": mask, "image_index": torch.tensor(0)}]
+
+
+def test_classes_have_scores_of_their_own(tmp_path: Path) -> None:
+    loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
+    model = SegmentationModule(_Painter(), classes=["dent", "spot"], baseline=False, false_alarms_per_patch=None)
+    found = _trainer(tmp_path).test(model, loader, verbose=False)[0]
+    assert found["test/iou_dent"] == pytest.approx(12 / 16)
+    assert found["test/iou_spot"] == pytest.approx(56 / 60)
+    assert found["test/dice_spot"] == pytest.approx(2 * 56 / (56 + 60))
+    assert found["test/mean_iou"] == pytest.approx((12 / 16 + 56 / 60) / 2)
+    assert found["test/dice"] == 1  # a defect is a defect
+    predicted: Any = _trainer(tmp_path).predict(model, loader)
+    assert predicted[0]["classes"].shape == (1, 2, 16, 16)
+    total = predicted[0]["classes"].sum(1, keepdim=True)
+    torch.testing.assert_close(total, predicted[0]["probability"], atol=1e-6, rtol=0)
+
+
+def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> None:
+    loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"4 logits .*background and a, b, c: set model.net.classes=4"):
+        _trainer(tmp_path).test(SegmentationModule(_Painter(), classes=["a", "b", "c"]), loader, verbose=False)
+    with pytest.raises(ConfigError, match=r"1 logits for each pixel are wanted"):
+        _trainer(tmp_path).test(SegmentationModule(_Painter()), loader, verbose=False)
+
+    class Data(L.LightningDataModule):
+        classes = ("x",)
+
+        def test_dataloader(self) -> Any:
+            return loader
+
+    with pytest.raises(ConfigError, match=r"tells \['x'\] apart and the model none: set model.classes"):
+        _trainer(tmp_path).test(SegmentationModule(), Data(), verbose=False)
+
+
+def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
+    loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
+    loss = torch.nn.CrossEntropyLoss(ignore_index=255)
+    model = SegmentationModule(_Painter(), classes=["dent", "spot"], loss=loss, schedule="none", baseline=False)
+    trainer = _trainer(tmp_path, enable_checkpointing=False)
+    trainer.fit(model, loader, loader)
+    sample = _class_samples()[0]
+    expected = loss(_Painter()(sample["image"][None]), sample["mask"].long()).detach()
+    assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(float(expected))
+
+
+def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path) -> None:
+    loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
+
+    class Data(L.LightningDataModule):
+        classes = ("dent", "spot")
+
+        def count_classes(self, split: str) -> Any:
+            assert split == "train"
+            return torch.tensor([[60, 30, 0], [30, 0, 0]]).numpy()
+
+        def train_dataloader(self) -> Any:
+            return loader
+
+        val_dataloader = train_dataloader
+
+    model = SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced", schedule="none")
+    _trainer(tmp_path, enable_checkpointing=False, max_steps=1).fit(model, Data())
+    assert model.loss.class_weights.tolist() == pytest.approx([120 / 3 / 90, 120 / 3 / 30, 120 / 3])  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="class_weights=balanced needs a datamodule that counts"):
+        _trainer(tmp_path, enable_checkpointing=False).fit(
+            SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced"), loader, loader
+        )
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:

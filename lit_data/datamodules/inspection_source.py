@@ -1,0 +1,213 @@
+"""`InspectionFiles`: single images and what says where their defects are."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_data.datamodules.source import MaskedImageFolder
+from lit_data.datasets.detection.labels import check_classes
+from lit_data.datasets.inspection.annotations import Annotated, draw_masks, read_annotations
+from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
+from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.errors import ConfigError, Problems, show_path
+from lit_data.files import write_json
+from lit_data.io.images.decoders import ImageSource, MaskDecoder
+from lit_data.io.images.header_scan import find_faults
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.writing import write_png
+from lit_data.io.progress import track
+from lit_data.io.remote import Scope
+from lit_data.io.store.arrays import publish
+from lit_data.io.store.sources import list_sources
+from lit_data.io.temp import temp_folder
+from lit_data.samples.inspection import ensure_inspection_samples
+
+log = logging.getLogger(__name__)
+
+ANNOTATION_FORMAT: Final = 2  # raise it with every change of a drawn mask
+_DRAWN: Final = ("coco", "labelme", "csv", "yolo", "cvat")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectionFiles(MaskedImageFolder):
+    """The files of an inspection set; by default grey images are copied to three channels.
+
+    Args:
+        masks: Folder of the masks; `None` looks for them, see `lit_data.datasets.inspection.layouts`.
+        classes: Names of the kinds of defects that are told apart, numbered from 1: of categories of annotations, of
+            the numbers in masks, or of the kinds of images whose masks are black and white; `None`: a defect is a
+            defect.
+
+    Raises:
+        ConfigError: Masks of several classes, and no names of them.
+    """
+
+    read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True))
+    classes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes is not None:  # in a shell numbers are no text
+            object.__setattr__(self, "classes", check_classes([str(name) for name in self.classes]))
+        elif self.mask_read.classes > 2:
+            names = ",".join(f"name{number}" for number in range(1, self.mask_read.classes))
+            raise ConfigError(
+                f"mask_read.classes={self.mask_read.classes}: name those behind the background, data.classes=[{names}]"
+            )
+
+    @cached_property
+    def found(self) -> InspectionSet:
+        """The images, and the mask of each that has one."""
+        found = find_inspection_set(self.folder, self.masks, self.patterns)
+        if found.layout == "none":
+            found = self._draw_annotations(found)
+        log.info("%s: %s", show_path(self.folder), found.describe())
+        return found
+
+    @override
+    def list_images(self) -> list[ImageSource]:
+        return [ImageSource((str(path),)) for path in self.found.images]
+
+    @cached_property
+    def mask_options(self) -> MaskOptions:
+        """How the masks are read: `mask_read`, or numbers of `classes`."""
+        if self.classes is None or self._kinds_are_classes:
+            return self.mask_read
+        options = MaskOptions() if self.found.layout in _DRAWN else self.mask_read
+        return replace(options, classes=len(self.classes) + 1)
+
+    def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
+        """Decode the masks that there are.
+
+        Args:
+            bank: The images.
+
+        Returns:
+            The masks of all images; and the images that are to be left out, as what marks their defects is bad.
+
+        Raises:
+            DataError: Masks are bad, and are not to be skipped.
+        """
+        found = self.found
+        places = {str(image): place for place, image in enumerate(found.images)}
+        place_of = [places[bank.name(number)] for number in range(len(bank))]
+        wanted = [found.masks[place] for place in place_of]
+        bad = {number for number, place in enumerate(place_of) if found.images[place] in found.bad}
+        sources = [ImageSource((str(mask),)) for n, mask in enumerate(wanted) if mask is not None and n not in bad]
+        if not sources:
+            return None, bad
+        masks = self._open_bank(sources, MaskDecoder(self.mask_options), "masks")
+        numbers = {masks.name(number): number for number in range(len(masks))}
+        of_image = np.array([numbers.get(str(mask), -1) for mask in wanted], np.int64)
+        bad |= {image for image, mask in enumerate(wanted) if mask is not None and of_image[image] < 0}
+        if bad:
+            log.warning("%d images are left out with their masks, which are bad", len(bad))
+        kinds = self._number_kinds([found.kinds[place] for place in place_of], of_image >= 0)
+        return PartialMasks(bank, np.arange(len(bank)), masks, of_image, kinds), bad
+
+    @override
+    def check(self) -> dict[str, int]:
+        self.refresh()
+        images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
+        problems = find_faults(images, self.decoder)
+        problems.extend(find_faults([ImageSource((str(mask),)) for mask in masks], MaskDecoder(self.mask_options)))
+        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
+        return {"images": len(images), "masks": len(masks)}
+
+    @property
+    def _kinds_are_classes(self) -> bool:
+        """Whether masks are black and white, and the kind of an image says what its mask marks."""
+        is_kind = self.found.layout not in _DRAWN and set(self.classes or ()) & set(self.found.kinds)
+        return bool(is_kind) and self.mask_read.classes == 2
+
+    def _number_kinds(self, kinds: Sequence[str], has_mask: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+        if self.classes is None or not self._kinds_are_classes:
+            return None
+        _check_known(self.classes, {kind for kind, has in zip(kinds, has_mask, strict=True) if has}, "kinds of images")
+        return np.array([self.classes.index(kind) + 1 if kind in self.classes else 0 for kind in kinds], np.int64)
+
+    def _draw_annotations(self, found: InspectionSet) -> InspectionSet:
+        """The set with masks drawn from its files of annotations, once; as it is where there are none.
+
+        Raises:
+            DataError: Annotations are bad, and are not to be skipped.
+        """
+        annotated = read_annotations(self.folder, found.images)
+        if annotated is None:
+            return found
+        categories = annotated.count_categories()
+        if self.classes is not None:
+            _check_known(self.classes, set(categories), "categories of the annotations")
+        sources = [ImageSource((str(path),)) for path in (*annotated.files, *found.images)]
+        listed = list_sources(sources, progress=False)
+        folder = self._cache / "annotations" / listed.digest(f"masks {ANNOTATION_FORMAT} {self.classes}")
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with temp_folder(folder.parent) as temp:
+                self._draw(annotated, found.images, temp)
+                publish(temp, folder)
+        said = json.loads((folder / "bad.json").read_text())
+        self._tell(said["problems"])
+        drawn = [folder / f"{number}.png" for number in range(len(found.images))]
+        return replace(
+            found,
+            layout=annotated.layout,
+            masks=tuple(mask if number in annotated.marks else None for number, mask in enumerate(drawn)),
+            where=f"drawn from {annotated.layout} files{self._describe_categories(categories)}",
+            bad=frozenset(found.images[number] for number in said["images"]),
+        )
+
+    def _draw(self, annotated: Annotated, images: Sequence[Path], folder: Path) -> None:
+        masks = draw_masks(annotated, images, self.classes)
+        for number, mask in track(masks, "drawing masks", len(annotated.marks)):
+            write_png(folder / f"{number}.png", mask)
+        write_json(folder / "bad.json", {"problems": list(annotated.problems.entries), "images": sorted(annotated.bad)})
+
+    def _tell(self, entries: Sequence[tuple[str, str]]) -> None:
+        problems = Problems()
+        for where, message in entries:
+            problems.add(where, message)
+        heading = f"{len(problems)} annotations are bad"
+        if self.on_bad == "error":
+            problems.raise_if_any(heading)
+        elif entries:
+            log.warning(problems.describe(f"{heading}, and their images left out"))
+
+    def _describe_categories(self, counts: "dict[str, int]") -> str:
+        shown = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        if self.classes is None:
+            names = ",".join(sorted(counts))
+            return f" ({shown}; data.classes=[{names}] tells them apart)" if len(counts) > 1 else ""
+        left = sorted(set(counts) - set(self.classes))
+        return f" ({shown}{'; not in data.classes: ' + ', '.join(left) if left else ''})"
+
+    @property
+    @override
+    def _identity(self) -> str:
+        return repr((os.path.realpath(self.folder), self.patterns, self.masks))
+
+    @override
+    def _make_samples(self, folder: Path) -> Path:
+        return ensure_inspection_samples(folder, **self.samples)
+
+    @property
+    @override
+    def _scope(self) -> Scope:
+        return Scope.of_images(self.patterns, masks=self.masks)
+
+
+def _check_known(classes: Sequence[str], found: set[str], what: str) -> None:
+    unknown = [name for name in classes if name not in found]
+    if unknown:
+        raise ConfigError(f"data.classes names {unknown}, but the {what} are {', '.join(sorted(found)) or 'none'}")

@@ -1,0 +1,152 @@
+"""Splits of single images that share out every kind of defect and let nothing that belongs together straddle."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.progress import track
+from lit_data.io.store.kept import keep_found
+from lit_data.io.store.store import DecodedStore
+from lit_data.rng import Stream, uniform
+from lit_data.types import Array
+
+Ints = NDArray[np.int64]
+SIMILAR: Final = 0.9
+"""Correlation of small pictures without their slow changes, from which on images count as similar."""
+_SIDE_PX: Final = 32
+_BUCKET: Final = 2048  # images that are compared with each other at once
+_BANDS: Final = 8
+_LEAST: Final = 1e-3  # standard deviation of a small picture, in grey levels of 255, below which it is flat
+
+
+def split_stratified(kinds: Sequence[str], groups: Ints, shares: Mapping[str, float], *, seed: int) -> dict[str, Ints]:
+    """Share images out so that each kind of defect is in each split, and images of one group in the same.
+
+    Args:
+        kinds: Of each image.
+        groups: [n] number of the group of each image, such as those that are equal to the byte.
+        shares: Of train, val and test.
+        seed: Chooses the images of each share.
+
+    Returns:
+        For each split the ascending numbers of its images.
+    """
+    firsts = np.unique(groups, return_index=True)[1]
+    shuffled = firsts[np.argsort(uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0], kind="stable")].tolist()
+    chosen: dict[str, list[int]] = {split: [] for split in shares}
+    # Kind after kind, each image to the split that lags furthest behind its share: so all shares are right together.
+    for count, number in enumerate(sorted(shuffled, key=lambda number: kinds[number]), 1):
+        lag = {split: share * count - len(chosen[split]) for split, share in shares.items() if share > 0}
+        chosen[max(lag, key=lambda split: lag[split])].append(number)
+    return {split: np.flatnonzero(np.isin(groups, groups[numbers])) for split, numbers in chosen.items()}
+
+
+def group_by_name(names: Sequence[str], pattern: str) -> Ints:
+    """[n] number of the group of each name: what the first group of a regular expression, or all of it, matches.
+
+    Args:
+        names: Paths below the root, with forward slashes.
+        pattern: Is searched in them; each name without it is a group of its own.
+
+    Raises:
+        ConfigError: It is no regular expression, or is in no name.
+    """
+    try:
+        matches = [re.search(pattern, name) for name in names]
+    except re.error as error:
+        raise ConfigError(f"data.groups={pattern!r} is no regular expression: {error}") from error
+    if not any(matches):
+        raise ConfigError(f"data.groups={pattern!r} is found in no name, such as {names[0]!r}")
+    keys = [
+        f"{name}/" if match is None else match[match.re.groups and 1] or ""
+        for name, match in zip(names, matches, strict=True)
+    ]
+    return np.unique(keys, return_inverse=True)[1].reshape(-1)
+
+
+def group_equal(bank: ImageBank) -> Ints:
+    """[n] number of the group of images whose files are equal to the byte; without a store each is its own."""
+    if not isinstance(bank, DecodedStore):
+        return np.arange(len(bank))
+    return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
+    """[n] number of the group of images that show the same: saved anew, scaled, brighter, but not moved.
+
+    Images are compared by 32 x 32 means of their pixels, without slow changes and without what all have in common, so
+    that lighting and fixtures count for nothing.
+
+    Args:
+        bank: The images; each is read once.
+        folder: Where the small pictures are kept for the next run; None keeps nothing.
+    """
+    small = keep_found(folder, bank, (), "details", lambda: {"pixel": _find_details(bank)}, np.float32)["pixel"]
+    details = small.reshape(len(bank), -1) - small.reshape(len(bank), -1).mean(0)
+    norms = np.linalg.norm(details, axis=1)
+    told = np.flatnonzero(norms > _LEAST * _SIDE_PX)
+    unit = details[told] / norms[told, None]
+    pairs = [np.zeros((0, 2), np.int64)]
+    for bucket in _sort_into_buckets(unit):
+        near = np.argwhere(np.triu(unit[bucket] @ unit[bucket].T > SIMILAR, 1))
+        pairs.append(told[bucket][near])
+    return _connect(len(bank), np.concatenate(pairs))
+
+
+def join_groups(*labels: Ints) -> Ints:
+    """[n] number of the group of what any of some groupings puts together."""
+    joined = np.arange(len(labels[0]))
+    while True:
+        before = joined
+        for label in labels:
+            numbers = np.unique(label, return_inverse=True)[1].reshape(-1)
+            least = np.full(len(label), len(label))
+            np.minimum.at(least, numbers, joined)
+            joined = least[numbers]
+        if np.array_equal(before, joined):
+            return joined
+
+
+def _connect(count: int, pairs: Ints) -> Ints:
+    """[count] the lowest number that each is connected with by pairs [M, 2]."""
+    labels, before = np.arange(count), np.arange(0)
+    while not np.array_equal(before, labels):
+        before = labels.copy()
+        np.minimum.at(labels, pairs, labels[pairs].min(1, initial=count, keepdims=True))
+        labels = labels[labels]
+    return labels
+
+
+def _find_details(bank: ImageBank) -> Array:
+    """[n * 32 * 32] float32 in grey levels of 255."""
+    import cv2
+
+    scale = 255.0 / np.iinfo(bank.dtype.name).max if bank.dtype.kind == "u" else 1.0
+    found = np.empty((len(bank), _SIDE_PX, _SIDE_PX), np.float32)
+    for number in track(range(len(bank)), "comparing images", len(bank)):
+        channels = [np.ascontiguousarray(channel, np.float32) for channel in bank[number]]
+        side = (_SIDE_PX, _SIDE_PX)
+        grey: Any = np.mean([cv2.resize(one, side, interpolation=cv2.INTER_AREA) for one in channels], axis=0)
+        found[number] = scale * (grey - cv2.blur(grey, (5, 5)))
+    return found.reshape(-1)
+
+
+def _sort_into_buckets(unit: NDArray[np.float32]) -> list[Ints]:
+    """Rows that may be alike, at most some thousands together: of equal signs along a few random directions."""
+    bits = max(0, int(np.ceil(np.log2(max(len(unit), 1) / _BUCKET))))
+    if not bits:
+        return [np.arange(len(unit))]
+    buckets = []
+    rng = np.random.default_rng(0)
+    for _ in range(_BANDS):
+        signs = unit @ rng.standard_normal((unit.shape[1], bits), np.float32) > 0
+        keys = signs @ (1 << np.arange(bits))
+        order = np.argsort(keys, kind="stable")
+        buckets += np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
+    return buckets

@@ -1,0 +1,80 @@
+"""Images that show the same, or that a name says belong together, stay in one split."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.datasets.inspection.splitting import group_by_name, group_similar, join_groups
+from lit_data.errors import ConfigError
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.images.image_source import DecodedFiles
+from lit_data.io.images.options import ReadOptions
+from lit_data.samples.watermarks import draw_texture
+
+
+def _bank(folder: Path, images: list[np.ndarray], suffix: str = ".png") -> DecodedFiles:
+    sources = []
+    for number, image in enumerate(images):
+        path = folder / f"{number}{suffix}"
+        cv2.imwrite(str(path), image)
+        sources.append(ImageSource((str(path),)))
+    return DecodedFiles(sources, ImageDecoder(ReadOptions()), cache_bytes=2**20, on_bad="error")
+
+
+def _texture(seed: int) -> np.ndarray:
+    return draw_texture(np.random.default_rng(seed), (120, 160))
+
+
+def test_images_saved_anew_or_brighter_are_similar_and_others_are_not(tmp_path: Path) -> None:
+    plain = [_texture(seed) for seed in range(6)]
+    _, coded = cv2.imencode(".jpg", plain[0], [cv2.IMWRITE_JPEG_QUALITY, 60])
+    again = cv2.imdecode(coded, cv2.IMREAD_GRAYSCALE)
+    brighter = np.clip(plain[1].astype(np.float32) * 1.2 + 5, 0, 255).astype(np.uint8)
+    smaller = cv2.resize(plain[2], (120, 90), interpolation=cv2.INTER_AREA)
+    groups = group_similar(_bank(tmp_path, [*plain, again, brighter, smaller]), None)
+    assert groups[6] == groups[0]
+    assert groups[7] == groups[1]
+    assert groups[8] == groups[2]
+    assert len(np.unique(groups)) == 6
+
+
+def test_one_fixture_and_one_lamp_do_not_make_images_similar(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    fixture = np.zeros((96, 96), np.float32)
+    cv2.circle(fixture, (48, 48), 30, 120, 4)
+    lamp = np.linspace(0, 60, 96)[:, None]
+    parts = [fixture + lamp * rng.uniform(0.5, 1.5) + rng.normal(60, 6, (96, 96)) for _ in range(12)]
+    images = [part.clip(0, 255).astype(np.uint8) for part in parts]
+    assert len(np.unique(group_similar(_bank(tmp_path, images), None))) == 12
+
+
+def test_flat_images_are_no_group(tmp_path: Path) -> None:
+    assert len(np.unique(group_similar(_bank(tmp_path, [np.full((40, 40), 7, np.uint8)] * 3), None))) == 3
+
+
+def test_many_images_are_compared_in_buckets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("lit_data.datasets.inspection.splitting._BUCKET", 8)
+    plain = [_texture(seed) for seed in range(24)]
+    again = [np.clip(image.astype(np.float32) * 0.9, 0, 255).astype(np.uint8) for image in plain]
+    groups = group_similar(_bank(tmp_path, [*plain, *again]), None)
+    assert np.mean(groups[:24] == groups[24:]) > 0.9
+    assert len(np.unique(groups)) >= 24
+
+
+def test_names_give_groups() -> None:
+    names = ["a/lot1_1.png", "a/lot1_2.png", "b/lot2_1.png", "c/x.png", "c/y.png"]
+    assert group_by_name(names, r"(lot\d+)_").tolist()[:3] == [2, 2, 3]
+    groups = group_by_name(names, r"lot\d+")
+    assert groups[0] == groups[1] != groups[2]
+    assert len(set(groups.tolist())) == 4
+    with pytest.raises(ConfigError, match=r"data.groups='\(' is no regular expression"):
+        group_by_name(names, "(")
+    with pytest.raises(ConfigError, match=r"data.groups='panel' is found in no name, such as 'a/lot1_1.png'"):
+        group_by_name(names, "panel")
+
+
+def test_groups_are_joined_where_any_of_them_joins() -> None:
+    joined = join_groups(np.array([0, 0, 1, 2, 3, 4]), np.array([5, 6, 7, 7, 6, 8]))
+    assert joined.tolist() == [0, 0, 2, 2, 0, 5]

@@ -15,8 +15,8 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 35_500,
-    "files": 382,
+    "code lines": 36_000,
+    "files": 384,
     "files in circles": 0,
     "casts": 25,
     "longest function": 40,

@@ -132,7 +132,7 @@ def load_weights(model: L.LightningModule, path: Path) -> None:
     try:
         model.load_state_dict(found["state_dict"])
     except (KeyError, RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise StoreError(f"{path} does not hold weights of {type(model).__name__}: {reason}") from error
 
 

@@ -5,6 +5,7 @@ from lit_data.datamodules.ct import CTDataModule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.gan import GANDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.datamodules.source import ImageFolder, MaskedImageFolder, Source
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
@@ -16,6 +17,7 @@ __all__ = [
     "GANDataModule",
     "ImageFolder",
     "InspectionDataModule",
+    "LabelledImageDataModule",
     "MaskedImageFolder",
     "Source",
     "StripeDataModule",

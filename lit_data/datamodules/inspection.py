@@ -16,11 +16,10 @@ from lit_data.augment import stage_augmentations
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.inspection_source import InspectionFiles, build_inspection_baselines
 from lit_data.datamodules.stripe_files import find_recipe
 from lit_data.datamodules.stripe_transform import StripeTransform, find_margins, find_unit_range
 from lit_data.datamodules.visuals import Inspection
-from lit_data.datasets.inspection.baselines import build_inspection_baselines
 from lit_data.datasets.inspection.layouts import split_of
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, find_blank, find_occupancy
 from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.datamodules.source import MaskedImageFolder
@@ -18,6 +19,15 @@ from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotations import Annotated, draw_masks, read_annotations
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
 from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.datasets.inspection.patches import InspectionDataset
+from lit_data.datasets.stripes.baselines import (
+    ImprovedStripes,
+    OriginalStripes,
+    StripeBaseline,
+    StripePatch,
+    StripeRecipe,
+    list_patches,
+)
 from lit_data.errors import ConfigError, Problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
@@ -25,6 +35,7 @@ from lit_data.io.images.header_scan import find_faults
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.io.remote import Scope
@@ -32,6 +43,7 @@ from lit_data.io.store.arrays import publish
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import ensure_inspection_samples
+from lit_data.types import Array, Batch
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +84,8 @@ class InspectionFiles(MaskedImageFolder):
         found = find_inspection_set(self.folder, self.masks, self.patterns)
         if found.layout == "none":
             found = self._draw_annotations(found)
+        elif found.parts:
+            found = self._join_parts(found)
         log.info("%s: %s", show_path(self.folder), found.describe())
         return found
 
@@ -168,6 +182,22 @@ class InspectionFiles(MaskedImageFolder):
             bad=frozenset(found.images[number] for number in said["images"]),
         )
 
+    def _join_parts(self, found: InspectionSet) -> InspectionSet:
+        """The set with one mask in place of several, drawn once: what any of them marks."""
+        files = [path for parts in found.parts.values() for path in parts]
+        sources = list_sources([ImageSource((str(path),)) for path in files], progress=False)
+        folder = self._cache / "annotations" / sources.digest(f"parts {ANNOTATION_FORMAT}")
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with temp_folder(folder.parent) as temp:
+                for number, parts in enumerate(track(found.parts.values(), "joining masks", len(found.parts))):
+                    marked = [read_image(path, self.mask_read.read)[0] > 0 for path in parts]
+                    write_png(temp / f"{number}.png", np.logical_or.reduce(marked).astype(np.uint8) * np.uint8(255))
+                publish(temp, folder)
+        joined = {mask: folder / f"{number}.png" for number, mask in enumerate(found.parts)}
+        masks = tuple(None if mask is None else joined.get(mask, mask) for mask in found.masks)
+        return replace(found, masks=masks, parts={})
+
     def _draw(self, annotated: Annotated, images: Sequence[Path], folder: Path) -> None:
         masks = draw_masks(annotated, images, self.classes)
         for number, mask in track(masks, "drawing masks", len(annotated.marks)):
@@ -211,3 +241,57 @@ def _check_known(classes: Sequence[str], found: set[str], what: str) -> None:
     unknown = [name for name in classes if name not in found]
     if unknown:
         raise ConfigError(f"data.classes names {unknown}, but the {what} are {', '.join(sorted(found)) or 'none'}")
+
+
+class MarkedPatches(StripeBaseline):
+    """A mask for each patch: of zeros where an image has none, and of the class of its image where that says it.
+
+    Attributes:
+        numbers: Class of what the mask of an image marks, for those whose masks are black and white.
+    """
+
+    numbers: Mapping[int, int]
+
+    @override
+    def make(self, patch: StripePatch, planned: Iterable[int]) -> tuple[Array, Array | None]:
+        image, mask = super().make(patch, planned)  # type: ignore[safe-super]  # that of the class beside this one
+        if mask is None:
+            mask = np.zeros((1, *image.shape[1:]), np.float32 if self.recipe.finished else np.uint8)
+        elif self.numbers:
+            mask[mask == 1] = self.numbers[patch.image_index]
+        return image, mask
+
+
+class OriginalPatches(MarkedPatches, OriginalStripes):
+    """Decodes image and mask for each patch."""
+
+
+class ImprovedPatches(MarkedPatches, ImprovedStripes):
+    """Keeps decoded images and masks in memory."""
+
+
+def build_inspection_baselines(
+    dataset: InspectionDataset, recipe: StripeRecipe, *, cache_bytes: int
+) -> Mapping[str, Dataset[Batch]]:
+    """The original loader of a split and its improved form; both take every patch of the grid once.
+
+    Args:
+        dataset: The split.
+        recipe: How its samples are made.
+        cache_bytes: Bound of what the improved one keeps.
+    """
+    masks = dataset.masks
+    if not isinstance(masks, PartialMasks) or any(dataset.margin_px):
+        return {}
+    names = [dataset.bank.name(number) for number in dataset.images.tolist()]
+    has_mask = set(dataset.images[masks.of_image >= 0].tolist())
+    listed = list_patches(dataset, {name: ImageSource((name,)) for name in names})
+    patches = [patch if patch.image_index in has_mask else patch._replace(mask_path=None) for patch in listed]
+    built: list[MarkedPatches] = [
+        OriginalPatches(patches, recipe),
+        ImprovedPatches(patches, recipe, cache_bytes=cache_bytes),
+    ]
+    numbers = [] if masks.numbers is None else masks.numbers.tolist()
+    for baseline in built:
+        baseline.numbers = dict(zip(dataset.images.tolist(), numbers, strict=False))
+    return dict(zip(("original", "improved"), built, strict=True))

@@ -1,5 +1,6 @@
 """LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
 
+from lit_data.modules.classification import ClassificationModule, ConvClassifier
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.modules.detection.net import DetectorNet
 from lit_data.modules.gan.conditions import Conditions, RayPatches
@@ -15,8 +16,10 @@ from lit_data.modules.voxel.queries import QueryCounts
 from lit_data.modules.voxel.vector_quantiser import VectorQuantiser
 
 __all__ = [
+    "ClassificationModule",
     "CompareNet",
     "Conditions",
+    "ConvClassifier",
     "ConvDiscriminator",
     "ConvGenerator",
     "DetectionModule",

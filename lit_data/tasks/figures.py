@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
@@ -16,13 +17,14 @@ from torch import Tensor
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.files import explaining, replacing
 from lit_data.inference import Defect, find_defects
-from lit_data.types import Batch, Stage
+from lit_data.types import IGNORED, Batch, Stage
 
 log = logging.getLogger(__name__)
 
 
 TRUE_COLOUR: Final = "#ff3b30"
 DISTRACTOR_COLOUR: Final = "#34aadc"
+CLASS_COLOURS: Final = ("#ff3b30", "#34aadc", "#4cd964", "#ffcc00", "#af52de", "#ff9500", "#5ac8fa", "#ff2d92")
 CELL_INCHES: Final = 2.1
 
 
@@ -63,9 +65,13 @@ def show_pixels(cell: Axes, image: Tensor) -> None:
         cell.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-def show_mask(cell: Axes, mask: Tensor) -> None:
-    """[H, W] in 0..1, black and white."""
-    cell.imshow(mask.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
+    """[H, W] in 0..1, black and white; numbers of classes in their colours; grey where pixels are ignored."""
+    shown = np.repeat(mask.numpy()[..., None].clip(0, 1), 3, axis=-1)
+    for number in range(1, classes + 1):
+        shown[mask.numpy() == number] = to_rgb(CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)])
+    shown[mask.numpy() == IGNORED] = 0.5
+    cell.imshow(shown, interpolation="nearest")
 
 
 def circle_mask(cell: Axes, mask: Tensor, colour: str) -> None:
@@ -83,15 +89,20 @@ def circle(cell: Axes, defects: Sequence[Defect], shape: tuple[int, ...], colour
     cell.set_ylim(shape[0] - 0.5, -0.5)
 
 
-def save_figure(figure: Figure, path: Path, title: str, legend: Sequence[str]) -> None:
-    """Write a figure with its title, and with a legend of circles if there are any."""
-    colours = (TRUE_COLOUR, DISTRACTOR_COLOUR)
+def save_figure(
+    figure: Figure,
+    path: Path,
+    title: str,
+    legend: Sequence[str],
+    colours: Sequence[str] = (TRUE_COLOUR, DISTRACTOR_COLOUR),
+) -> None:
+    """Write a figure with its title, and with a legend of circles in some colours if there are any."""
     handles = [
         Line2D([], [], color=colour, marker="o", markerfacecolor="none", linestyle="", label=label)
         for colour, label in zip(colours, legend, strict=False)
     ]
     figure.suptitle(title, fontsize=11)
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=False) as file:

@@ -47,15 +47,18 @@ class InspectionTask(Task[InspectionDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        return draw_mark_samples(batch, path, title, count=count)
+        return draw_mark_samples(batch, path, title, count=count, classes=self.datamodule.classes or ())
 
     @override
     def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
-        return draw_mark_predictions(self.datamodule, model, batch, path, title, count=count)
+        classes = self.datamodule.classes or ()
+        return draw_mark_predictions(self.datamodule, model, batch, path, title, count=count, classes=classes)
 
     @override
     def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
-        draw_augmented_marks(self.datamodule, planned, shown, path, stage=stage)
+        draw_augmented_marks(
+            self.datamodule, planned, shown, path, stage=stage, classes=len(self.datamodule.classes or ())
+        )
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "VerdictWriter":

@@ -19,14 +19,23 @@ from lit_data.errors import ConfigError
 from lit_data.files import write_table
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
+from lit_data.tasks.answers import ask_step, read_kinds, read_probability
 from lit_data.tasks.base import Task, register
-from lit_data.tasks.figures import TRUE_COLOUR, draw_before_after, new_axes, open_figure, save_figure, show_mask
-from lit_data.tasks.maps import name_sample, predict_probability
+from lit_data.tasks.figures import (
+    CLASS_COLOURS,
+    TRUE_COLOUR,
+    draw_before_after,
+    new_axes,
+    open_figure,
+    save_figure,
+    show_mask,
+)
+from lit_data.tasks.maps import name_sample
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.tiles import ImageWriter, predict_images
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.writer import Entry, Written
-from lit_data.types import Array, Batch, Stage
+from lit_data.types import IGNORED, Array, Batch, Stage
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +73,7 @@ class MarkTask(Task[WatermarkDataModule]):
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
 
 
-def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int) -> list[int]:
+def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int, classes: Sequence[str] = ()) -> list[int]:
     """Draw samples as the model sees them, with their masks; of those with a watermark the largest come first.
 
     Args:
@@ -72,28 +81,36 @@ def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int) -> li
         path: The PNG to write.
         title: Of the picture.
         count: Rows of the picture.
+        classes: Names of what the numbers in masks mean, if they are such.
 
     Returns:
         Which samples of the batch are shown.
     """
     masks = _masks_of(batch)
-    rows: list[int] = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[:count].tolist()
+    rows: list[int] = torch.argsort(_measure_marked(masks), descending=True, stable=True)[:count].tolist()
     has_clean = "clean" in batch
     figure, axes = open_figure(len(rows), ("image", "edge of the mask", "mask", *(["clean"] if has_clean else [])))
     for cells, row in zip(axes, rows, strict=True):
         show_colour(cells[0], batch["image"][row])
-        show_outlined(cells[1], batch["image"][row], masks[row, 0])
-        show_mask(cells[2], masks[row, 0])
+        show_outlined(cells[1], batch["image"][row], masks[row, 0], classes=len(classes))
+        show_mask(cells[2], masks[row, 0], classes=len(classes))
         if has_clean:
             show_colour(cells[3], batch["clean"][row])
         top, left = batch["position"][row].tolist()
         cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
-    save_figure(figure, path, title, ())
+    save_figure(figure, path, title, classes, CLASS_COLOURS)
     return rows
 
 
 def draw_mark_predictions(
-    datamodule: BaseDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    datamodule: BaseDataModule,
+    model: L.LightningModule,
+    batch: Batch,
+    path: Path,
+    title: str,
+    *,
+    count: int,
+    classes: Sequence[str] = (),
 ) -> bool:
     """Draw samples of all sizes of watermark, from the largest to none, beside what a model finds.
 
@@ -104,38 +121,43 @@ def draw_mark_predictions(
         path: The PNG to write.
         title: Of the picture.
         count: Rows of the picture.
+        classes: As for `draw_mark_samples`.
 
     Returns:
         Whether it was drawn: the module may return something else.
     """
-    order = torch.argsort(_masks_of(batch).flatten(1).sum(1), descending=True, stable=True)
+    order = torch.argsort(_measure_marked(_masks_of(batch)), descending=True, stable=True)
     places = torch.linspace(0, len(order) - 1, min(count, len(order))).round().long()
     shown = {key: value[order[places]] for key, value in batch.items()}
-    probability = predict_probability(model, shown)
+    answer = ask_step(model, shown)
+    probability, kinds = read_probability(answer), read_kinds(answer) if classes else None
     if probability is None:
         return False
-    figure, axes = open_figure(len(places), ("image", "mask", "model", "found (p >= 0.5)"))
+    least = float(getattr(model, "predict_threshold", 0.5))
+    marked = (probability >= least).float() * (1 if kinds is None else 1 + kinds.argmax(1, keepdim=True))
+    probability, marked = probability.float().cpu(), marked.cpu()
+    figure, axes = open_figure(len(places), ("image", "mask", "model", f"found (p >= {least:.2g})"))
     for row, (cells, image, mask, found) in enumerate(
         zip(axes, shown["image"], _masks_of(shown), probability, strict=True)
     ):
         cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
         cells[2].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
         show_colour(cells[0], image)
-        show_mask(cells[1], mask[0])
+        show_mask(cells[1], mask[0], classes=len(classes))
         cells[2].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
-        show_outlined(cells[3], image, (found[0] >= 0.5).float())
-    save_figure(figure, path, title, ())
+        show_outlined(cells[3], image, marked[row, 0], classes=len(classes))
+    save_figure(figure, path, title, classes, CLASS_COLOURS)
     return True
 
 
 def draw_augmented_marks(
-    datamodule: BaseDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
+    datamodule: BaseDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage, classes: int = 0
 ) -> bool:
     """Draw samples before and after augmentation, with the masks that move along; see `draw_before_after`."""
 
     def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
         show_colour(cells[0], batch["image"][row])
-        show_mask(cells[1], _masks_of(batch)[row, 0])
+        show_mask(cells[1], _masks_of(batch)[row, 0], classes=classes)
 
     return draw_before_after(datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask"))
 
@@ -145,11 +167,24 @@ def show_colour(cell: Axes, image: Tensor) -> None:
     cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
 
 
-def show_outlined(cell: Axes, image: Tensor, mask: Tensor) -> None:
-    """An image [3, H, W] with a line around what a mask [H, W] marks by half of its largest value at least."""
+def show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int = 0) -> None:
+    """An image [3, H, W] with a line around what a mask [H, W] marks by half of its largest value at least.
+
+    With classes a line in the colour of each.
+    """
     show_colour(cell, image)
-    if float(mask.max()) > float(mask.min()):
+    for number in range(1, classes + 1):
+        if (mask == number).any():
+            colour = CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)]
+            cell.contour((mask == number).float().numpy(), levels=[0.5], colors=[colour], linewidths=0.8)
+    mask = mask.masked_fill(mask == IGNORED, 0)
+    if not classes and float(mask.max()) > float(mask.min()):
         cell.contour(mask.numpy(), levels=[float(mask.max()) / 2], colors=[TRUE_COLOUR], linewidths=0.6)
+
+
+def _measure_marked(masks: Tensor) -> Tensor:
+    """[B] how much of each mask is marked."""
+    return masks.masked_fill(masks == IGNORED, 0).clamp(max=1).flatten(1).sum(1)
 
 
 def _masks_of(batch: Batch) -> Tensor:

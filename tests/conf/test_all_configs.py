@@ -38,15 +38,15 @@ def _data_of(experiment: str) -> str:
     return "stripe"
 
 
-FIRST = ["stripe", "detection", "ct", "watermark", "gan", "inspection"]  # one of each kind of data
+FIRST = ["stripe", "detection", "ct", "watermark", "gan", "inspection", "labelled"]  # one of each kind of data
 KINDS = {name: _data_of(name) for name in EXPERIMENTS}
-STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED, INSPECTION = (
+STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED, INSPECTION, LABELLED = (
     [name for name, kind in KINDS.items() if kind == wanted]
-    for wanted in ("stripe", "detection", "ct", "watermark", "gan", "inspection")
+    for wanted in ("stripe", "detection", "ct", "watermark", "gan", "inspection", "labelled")
 )
 FOR_DETECTION = [Path("data/detection"), Path("model/detector")]
 FOR_WATERMARK = [Path("data/watermark"), Path("model/unet"), Path("synthesis/watermark")]
-FOR_INSPECTION = [Path("data/inspection")]
+FOR_INSPECTION = [Path("data/inspection"), Path("data/labelled"), Path("model/classifier")]
 FOR_VOLUMES = [Path("data/ct"), Path("model/voxel_autoencoder"), Path("model/voxel_vqvae")]
 FOR_GENERATED = [
     Path(name) for name in ("callbacks/gan", "callbacks/gan_lowmem", "data/gan", "model/gan", "model/gan_rays")
@@ -142,7 +142,7 @@ def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "experiment", ["stripe", "detection", "ct", "watermark", "gan", "gan_lowmem", "gan_rays", "inspection"]
+    "experiment", ["stripe", "detection", "ct", "watermark", "gan", "gan_lowmem", "gan_rays", "inspection", "labelled"]
 )
 def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) -> None:
     cfg = compose("fit", [f"+experiment={experiment}", f"paths.run={tmp_path}"])
@@ -280,6 +280,29 @@ def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     assert (shown["folder"] / "augment.png").is_file()
     assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 12
     assert run("prepare", *words, "prepare.verify=true")["prepare/layout"] == "beside"
+
+
+@pytest.mark.parametrize("experiment", LABELLED)
+def test_every_label_goes_all_the_way(experiment: str, run: Run) -> None:
+    sizes = ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", "model.net.width=4"]
+    words = [f"+experiment={experiment}", *QUICK, *sizes]
+    fitted = run("fit", *words)
+    assert 0 <= fitted["test/accuracy"] <= 1
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 300
+    with (fitted["folder"] / "splits.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 24
+    given_back = run("test", *words, f"data.splits={fitted['folder'] / 'splits.csv'}", "data.split_seed=9")
+    assert given_back["test/accuracy"] == pytest.approx(fitted["test/accuracy"], abs=1e-6)
+    predicted = run("predict", *words)
+    with (predicted["folder"] / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == predicted.get("predict/good", 0) + predicted.get("predict/defect", 0) == 24
+    assert {row["truth"] for row in rows} == {"good", "defect"}
+    right = sum(row["label"] == row["truth"] for row in rows)
+    assert predicted["predict/accuracy"] == pytest.approx(right / 24, abs=1e-4)
+    assert run("show", *words, "show.count=3")["show/patches"] == 3
+    assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 24
 
 
 @pytest.mark.parametrize("experiment", DETECTION)

@@ -340,3 +340,21 @@ def test_baselines_give_the_same_samples(classes: list[str] | None, tmp_path: Pa
         for key in ("image", "mask", "position"):
             theirs = torch.stack([sample[key] for sample in samples])[order]
             torch.testing.assert_close(theirs, ours[key][mine], atol=1e-6, rtol=0)
+
+
+def test_masks_in_several_files_are_joined(tmp_path: Path) -> None:
+    for name in ("test/lost", "test/good", "ground_truth/lost/003"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in ("test/lost/003.png", *(f"test/good/{number:03}.png" for number in range(9))):
+        cv2.imwrite(str(tmp_path / "set" / name), rng.integers(0, 256, SIZE, dtype=np.uint8))
+    for number, place in enumerate((0, 50)):
+        mask = np.zeros(SIZE, np.uint8)
+        mask[place : place + 10, :10] = 200 + number
+        cv2.imwrite(str(tmp_path / "set" / "ground_truth" / "lost" / "003" / f"{number:03}.png"), mask)
+    data = _data(tmp_path)
+    number = next(n for n in range(10) if data.bank.name(n).endswith("lost/003.png"))
+    mask = data.read_mask(number)
+    assert mask is not None
+    assert (mask.sum(), mask[:10, :10].min(), mask[50:60, :10].min()) == (200, 1, 1)
+    assert data.image_kinds[number] == "lost"

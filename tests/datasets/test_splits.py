@@ -50,7 +50,7 @@ def test_lists_of_names_and_files(tmp_path: Path) -> None:
     [
         ({"train": 0.5, "val": 0.1}, ConfigError, "must be shares of at least 0 that add up to 1"),
         ({"train": 1.2, "val": -0.2}, ConfigError, "must be shares of at least 0"),
-        ({"train": 1.0, "dev": 0.0}, ConfigError, "is unknown: choose folders, auto, or a mapping"),
+        ({"train": 1.0, "dev": 0.0}, ConfigError, "is unknown: choose folders, auto, a file"),
         ("random", ConfigError, "splits='random' is unknown"),
         ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes shares and lists"),
         ({"train": ["999.png"]}, DataError, r"1 listed images do not exist below the root: 999.png"),

@@ -29,12 +29,12 @@ from lit_data.io.source import open_source, read_whole
 
 MAX_BYTES: Final = 2**30
 _BOTH: Final = "imageid_classid"  # of a column that holds both
-_IMAGE_COLUMNS: Final = (
+IMAGE_COLUMNS: Final = (
     *("imageid", "image", "image_id", "filename", "file_name", "file", "name", "img"),
     _BOTH,
 )
 _RUN_COLUMNS: Final = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
-_CLASS_COLUMNS: Final = ("classid", "class_id", "class", "label", "category", "defect", "defect_type")
+CLASS_COLUMNS: Final = ("classid", "class_id", "class", "label", "category", "defect", "defect_type")
 
 
 class Mark(NamedTuple):
@@ -217,11 +217,8 @@ def _read_csv(path: Path, found: Annotated) -> None:
     with open_source(path) as stream:
         text = io.StringIO(read_whole(stream).decode("utf-8-sig", "replace"), newline="")
     rows = csv.DictReader(text)
-    columns = {str(name).strip().lower(): str(name) for name in rows.fieldnames or ()}
-    image, run, kind = (
-        next((columns[name] for name in known if name in columns), "")
-        for known in (_IMAGE_COLUMNS, _RUN_COLUMNS, _CLASS_COLUMNS)
-    )
+    known = (IMAGE_COLUMNS, _RUN_COLUMNS, CLASS_COLUMNS)
+    image, run, kind = (choose_column(rows.fieldnames or (), names) for names in known)
     if not image or not run:
         return
     for place, row in enumerate(rows, 2):
@@ -232,6 +229,12 @@ def _read_csv(path: Path, found: Annotated) -> None:
         said = str(row.get(run) or "").strip()
         if said and said != "-1":
             found.add(number, where, category, runs(said))
+
+
+def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
+    """The column of a table that has one of some names, whatever its case; empty if none has."""
+    told = {str(name).strip().lower(): str(name) for name in columns}
+    return next((told[name] for name in known if name in told), "")
 
 
 def _read_yolo(path: Path, found: Annotated) -> None:

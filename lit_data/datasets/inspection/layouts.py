@@ -6,8 +6,8 @@ leading zeros. An image without a mask shows no defect where others have one.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
@@ -42,6 +42,7 @@ class InspectionSet:
         kinds: For each image the kind of its defect, or ``good``; the first folder of its path where that tells.
         where: Where the masks lie, for a message.
         bad: Images that are to be left out.
+        parts: For masks that are several files, such as those of MVTec LOCO: for the first all of them.
     """
 
     layout: Layout
@@ -50,6 +51,7 @@ class InspectionSet:
     kinds: tuple[str, ...]
     where: str = ""
     bad: frozenset[Path] = frozenset()
+    parts: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
 
     def describe(self) -> str:
         """What was found, in one line."""
@@ -91,8 +93,8 @@ def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequen
 
 
 def is_anomaly(parts: Sequence[str]) -> bool:
-    """Whether a path has the form of ``ground_truth/KIND/NAME`` of sets for anomaly detection."""
-    return len(parts) > 2 and parts[-3].lower().replace("_", "") == "groundtruth"
+    """Whether a path is a mask of a set for anomaly detection: ``ground_truth/KIND/NAME`` or ``.../NAME/NUMBER``."""
+    return any(len(parts) >= depth and parts[-depth].lower().replace("_", "") == "groundtruth" for depth in (3, 4))
 
 
 def _list_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
@@ -109,20 +111,29 @@ def _list_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
 
 def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     """``train/good``, ``test/KIND`` and ``ground_truth/KIND``, below the folder or below one for each product."""
-    masks = [path for path in paths if is_anomaly(path.relative_to(folder).parts)]
-    images = [path for path in paths if path not in set(masks)]
+    files = [path for path in paths if is_anomaly(path.relative_to(folder).parts)]
+    images = [path for path in paths if path not in set(files)]
+    of_image: dict[Path, list[Path]] = {}
+    for path in files:
+        deep = is_anomaly(path.relative_to(folder).parts[:-1])  # a folder of masks for each image
+        of_image.setdefault(path.parent if deep else path, []).append(path)
+    whole = {parts[0]: place for place, parts in of_image.items()}
 
     def key(path: Path) -> tuple[str, ...]:
+        path = whole.get(path, path)
         parts = path.relative_to(folder).parts  # PRODUCT..., test or ground_truth, KIND, NAME
         return (*parts[:-3], *parts[-2:-1], plain_stem(path.stem))
 
     def is_test(path: Path) -> bool:
         return "train" not in path.relative_to(folder).parts[:-1]
 
-    tested = _match([path for path in images if is_test(path)], masks, key)
+    tested = _match([path for path in images if is_test(path)], list(whole), key)
     found = tuple(tested.get(path) for path in images)
     kinds = tuple("good" if _GOOD.fullmatch(path.parent.name) else path.parent.name for path in images)
-    return InspectionSet(layout="anomaly", images=tuple(images), masks=found, kinds=kinds, where="in ground_truth")
+    parts = {masks[0]: tuple(masks) for place, masks in of_image.items() if place != masks[0]}
+    return InspectionSet(
+        layout="anomaly", images=tuple(images), masks=found, kinds=kinds, where="in ground_truth", parts=parts
+    )
 
 
 def _pair_folder(folder: Path, paths: Sequence[Path], masks: Path) -> InspectionSet:

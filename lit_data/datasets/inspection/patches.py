@@ -103,12 +103,20 @@ class InspectionDataset(StripeDataset):
         bank: See `StripeDataset`, as all others.
         grid: See there.
         sampling: Which patches; by default every one of the grid once.
+        labels: [n] label of each image of the bank, which samples then hold as ``label`` int64.
 
     Raises:
         ConfigError: No patch of the split shows a wanted defect, or all are blank.
     """
 
-    def __init__(self, *args: Any, sampling: Sampling | None = None, **options: Any) -> None:  # noqa: ANN401 - see `StripeDataset`
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - see `StripeDataset`
+        sampling: Sampling | None = None,
+        labels: Ints | None = None,
+        **options: Any,  # noqa: ANN401 - see there
+    ) -> None:
+        self.labels = labels
         super().__init__(*args, **options)
         sampling = sampling or Sampling()
         self._pools, self._others = self._find_pools(sampling)
@@ -124,6 +132,8 @@ class InspectionDataset(StripeDataset):
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         rows["draw"][:] = indices
         super().write_into(rows, indices, epoch)
+        if self.labels is not None:
+            rows["label"][:] = self.labels[rows["image_index"]]
 
     def choose(self, indices: Ints, epoch: int) -> Ints:
         """[M] the patch of each sample in an epoch."""
@@ -137,11 +147,12 @@ class InspectionDataset(StripeDataset):
 
     @override
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return share_state(self, (*FIXED, "_pools", "_others"))
+        return share_state(self, (*FIXED, "_pools", "_others", "labels"))
 
     @override
     def _describe(self) -> dict[str, FieldSpec]:
-        return super()._describe() | {"draw": FieldSpec((), "int64")}
+        names = ("draw",) if self.labels is None else ("draw", "label")
+        return super()._describe() | {name: FieldSpec((), "int64") for name in names}
 
     @override
     def _place(self, indices: Ints, epoch: int) -> tuple[Ints, ...]:

@@ -59,7 +59,8 @@ class PixelLoss(nn.Module):
                 "false alarms and misses, and nothing below 0"
             )
         self.unit, self.dice_weight, self.focal_gamma, self.tversky = unit, dice_weight, focal_gamma, tuple(tversky)
-        self.register_buffer("class_weights", None if class_weights is None else torch.tensor(list(class_weights)))
+        weights = None if class_weights is None else torch.tensor(list(class_weights))
+        self.register_buffer("class_weights", weights, persistent=False)  # the options say them again
 
     @override
     def forward(self, logits: Tensor, masks: Tensor) -> Tensor:

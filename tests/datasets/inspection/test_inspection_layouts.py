@@ -74,6 +74,12 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str, Mapping[str, str | None], tuple[s
         {"cap/test/ko/1.bmp": "cap/ground_truth/ko/1.png", "nut/test/ko/1.bmp": "nut/ground_truth/ko/1.png"},
         ("ko", "ko"),
     ),
+    "anomaly, a folder of masks for each image": (
+        ("test/lost/001.png", "ground_truth/lost/001/000.png", "ground_truth/lost/001/001.png", "train/good/001.png"),
+        "anomaly",
+        {"test/lost/001.png": "ground_truth/lost/001/000.png", "train/good/001.png": None},
+        ("lost", "good"),
+    ),
     "none": (("rust/1.jpg", "good/1.jpg"), "none", {"good/1.jpg": None, "rust/1.jpg": None}, ("good", "rust")),
 }
 

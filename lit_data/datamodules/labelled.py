@@ -1,0 +1,203 @@
+"""`LabelledImageDataModule`: whole images with one label each, such as those in a folder for each kind of defect."""
+
+import csv
+import io
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+from typing_extensions import override
+
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.inspection.annotations import CLASS_COLUMNS, IMAGE_COLUMNS, choose_column
+from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
+from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.datasets.inspection.patches import InspectionDataset
+from lit_data.datasets.splits import Splits
+from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.grid import pair_px
+from lit_data.io.images.decoders import ImageDecoder
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import FittedDecoder
+from lit_data.io.remote import RemoteOptions
+from lit_data.io.source import open_source, read_whole
+from lit_data.loading import LoaderOptions
+from lit_data.types import Batch, PlannedBatch, Stage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledFiles(InspectionFiles):
+    """Images, the label of each, and the size they are brought to.
+
+    The label is what a CSV file says, else the kind of the image's folder; where all are of one kind, ``defect`` for
+    images with a mask and ``good`` for those without.
+
+    Args:
+        size_px: (height, width) that each image is scaled to fit; what is missing is mirrored on.
+    """
+
+    size_px: tuple[int, int]
+
+    @property
+    @override
+    def decoder(self) -> FittedDecoder:
+        return FittedDecoder(self.size_px, "contain", decoder=ImageDecoder(self.read))
+
+    @cached_property
+    def found(self) -> InspectionSet:
+        """The images, with their labels as kinds."""
+        found = find_inspection_set(self.folder, None, self.patterns)
+        labels = self._read_labels(found)
+        if labels is None and len(set(found.kinds)) < 2 and any(found.masks):
+            labels = tuple("good" if mask is None else "defect" for mask in found.masks)
+        found = replace(found, kinds=labels or found.kinds, masks=(None,) * len(found.images), layout="none")
+        counts = ", ".join(f"{name or 'without a label'} {n}" for name, n in sorted(Counter(found.kinds).items()))
+        log.info("%s: %d images (%s)", show_path(self.folder), len(found.images), counts)
+        return found
+
+    @override
+    def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
+        return None, set()
+
+    def _read_labels(self, found: InspectionSet) -> tuple[str, ...] | None:
+        """The labels of a table with a column of images and one of classes; None where there is none.
+
+        Raises:
+            DataError: It names images that are not there, or leaves some out: all are listed.
+        """
+        index = NameIndex(found.images)
+        for path in sorted(self.folder.rglob("*.csv")):
+            with open_source(path) as stream:
+                rows = csv.DictReader(io.StringIO(read_whole(stream).decode("utf-8-sig", "replace"), newline=""))
+                image, label = (choose_column(rows.fieldnames or (), known) for known in (IMAGE_COLUMNS, CLASS_COLUMNS))
+                told = [(str(row[image]), str(row[label])) for row in rows] if image and label else []
+            if told:
+                return self._match(found, index, told, str(path))
+        return None
+
+    def _match(
+        self, found: InspectionSet, index: NameIndex, told: Sequence[tuple[str, str]], path: str
+    ) -> tuple[str, ...]:
+        labels, problems = dict[int, str](), Problems()
+        for place, (name, label) in enumerate(told, 2):
+            try:
+                number = index.find(name)
+            except DataError as error:
+                problems.add(f"{path}, row {place}", str(error))
+                continue
+            if labels.setdefault(number, label) != label:
+                problems.add(f"{path}, row {place}", f"a second label {label!r} of {name}, beside {labels[number]!r}")
+        for number, image in enumerate(found.images):
+            if number not in labels:
+                problems.add(image, f"an image that {show_path(path)} gives no label")
+        problems.raise_if_any(f"{len(problems)} labels are bad")
+        return tuple(labels[number] for number in range(len(found.images)))
+
+
+class LabelledImageDataModule(InspectionDataModule):
+    """Whole images with one label each.
+
+    A batch is a dict as that of `InspectionDataModule`, with ``label`` [B] int64, the number of the image's class from
+    0, in place of ``mask``; not when predicting. Options are those of `InspectionDataModule`, but for:
+
+    Args:
+        classes: Names of the classes, in the order of their numbers; images of others are left out.
+        size_px: Size of a sample, one number or (height, width): images are scaled to fit, and what is missing is
+            mirrored on.
+
+    Raises:
+        ConfigError: An option is out of its range; later, that the classes are not named, with their names.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = ("image", "label", "index", "image_index", "position", "epoch")
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        patterns: Sequence[str] = ("**/*",),
+        classes: Sequence[str] | None = None,
+        size_px: int | tuple[int, int] = 128,
+        splits: Splits = "auto",
+        split_seed: int = 0,
+        similar: Literal["together", "apart"] = "together",
+        groups: str | None = None,
+        value_range: tuple[float, float] | None = None,
+        read: ReadOptions | None = None,
+        on_bad: OnBad = "error",
+        cache: str = "store",
+        cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
+        samples: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | None = None,
+        loader: LoaderOptions | None = None,
+        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "size_px", "__class__")}
+        size_px = pair_px("size_px", size_px)
+        super().__init__(**given, patch_px=size_px)
+        self.source = LabelledFiles.of({**given, "size_px": size_px, "masks": None, "mask_read": None})
+
+    @override
+    def build_dataset(self, stage: Stage) -> InspectionDataset:
+        """The images of one stage, whole; all of them to predict."""
+        margin_px = self.margins_px[stage]
+        if stage == "predict":
+            return InspectionDataset(self.bank, self.grid, margin_px=margin_px)
+        self._check_classes()
+        images = self.split_images[stage]
+        return InspectionDataset(self.bank, self.grid, images=images, margin_px=margin_px, labels=self._labels)
+
+    @override
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        finished = super().finish_batch(batch, stage)
+        return finished | ({"label": batch["label"]} if "label" in batch else {})
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        about = {key: value for key, value in super().describe().items() if key != "images_with_masks"}
+        return about | {f"{split}_patches": len(numbers) for split, numbers in self.split_images.items()}
+
+    @override
+    def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
+        labels = self._labels if split is None else self._labels[self.split_images[split]]
+        counts: NDArray[np.int64] = (labels[:, None] == np.arange(len(self.classes or ()))).astype(np.int64)
+        return counts
+
+    @override
+    def open_source(self) -> None:
+        super().open_source()
+        names = list(self.classes or ())
+        self._labels = np.array([names.index(k) if k in names else -1 for k in self.image_kinds], np.int64)
+        self.split_images = {split: part[self._labels[part] >= 0] for split, part in self.split_images.items()}
+
+    def _check_classes(self) -> None:
+        known = sorted(set(self.image_kinds) - {""})
+        if len(known) < 2:
+            raise ConfigError(
+                f"{show_path(self.source.folder)}: nothing says what its images show: a folder for each class does, or "
+                f"a CSV with the columns image and label (found: {', '.join(known) or 'no labels'})"
+            )
+        missing = [name for name in self.classes or () if name not in known]
+        if missing or self.classes is None:
+            named = (
+                f"data.classes names {missing}, but the labels" if missing else "data.classes is not set; the labels"
+            )
+            raise ConfigError(
+                f"{named} are {', '.join(known)}: name them in the order of their numbers, "
+                f"'data.classes=[{','.join(known)}]'"
+            )

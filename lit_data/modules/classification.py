@@ -1,0 +1,196 @@
+"""`ClassificationModule`: learn which class a whole image shows."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
+from typing_extensions import override
+
+from lit_data.devices import widest_float
+from lit_data.errors import ConfigError
+from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.scored import ScoredModule
+from lit_data.types import Batch
+
+
+class ConvClassifier(nn.Module):
+    """Convolutions at halved scales, then the mean over the image and one linear layer.
+
+    Args:
+        classes: Names of the classes, or how many.
+        channels: Of the images.
+        width: Channels at half the resolution; each scale has twice those of the finer one.
+        depth: How often the resolution is halved.
+
+    Raises:
+        ConfigError: A size is not positive.
+    """
+
+    def __init__(
+        self, classes: int | Sequence[str] | None = None, *, channels: int = 3, width: int = 24, depth: int = 4
+    ) -> None:
+        super().__init__()
+        count = classes if isinstance(classes, int) else len(classes or "1")
+        if min(count, channels, width, depth) < 1:
+            raise ConfigError(
+                f"classes={count}, channels={channels}, width={width}, depth={depth}: need at least 1 of each"
+            )
+        widths = [channels, *(width * 2**scale for scale in range(depth))]
+        self.layers = nn.Sequential(*(layer for pair in pairwise(widths) for layer in _halve(*pair)))
+        self.head = nn.Linear(widths[-1], count)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, classes] of images [B, C, H, W] float32 in 0..1."""
+        logits: Tensor = self.head(self.layers(images).mean((2, 3)))
+        return logits
+
+
+def _halve(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    first = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+    second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+    return first, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), second, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
+
+
+class ClassificationModule(ScoredModule):
+    """A net that names the class of an image, cross entropy, and the scores of each class.
+
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``label`` [B] int64.
+
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it: ``accuracy``;
+    ``f1`` and ``recall``, the means over the classes that there are; and ``f1_NAME`` of each of these.
+
+    Args:
+        net: From [B, C, H, W] images to [B, classes] logits, such as `ConvClassifier` or a classifier of torchvision.
+        classes: Names of the classes.
+        optimizer: Makes the optimizer from the parameters; AdamW by default.
+        schedule: Learning rate over the run, see `learning_rate_factor`.
+        label_smoothing: Share of the target that all classes have alike.
+        class_weights: Factors on the loss of images by their class; `balanced`: ``images / (classes * images of the
+            class)`` in the training split.
+
+    Raises:
+        ConfigError: The schedule is unknown; later, that net or datamodule have other classes.
+    """
+
+    weights: Tensor
+    not_in_bar: ClassVar[tuple[str, ...]] = ("recall",)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        classes: Sequence[str] | None = None,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "one_cycle",
+        label_smoothing: float = 0.0,
+        class_weights: Literal["balanced"] | Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
+        self.classes, self.label_smoothing = tuple(map(str, classes or ())), label_smoothing
+        self.class_weights = class_weights
+        given = [1.0] * len(self.classes) if class_weights is None or class_weights == "balanced" else class_weights
+        self.register_buffer("weights", torch.tensor(list(given)), persistent=False)
+        scores: dict[str, Metric] = {f"{stage}_labels": LabelScores(self.classes or ("",)) for stage in ("val", "test")}
+        self.scores = nn.ModuleDict(scores)
+        self.save_hyperparameters("classes", "schedule", "label_smoothing", "class_weights")
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Refuse a datamodule with other classes.
+
+        Raises:
+            ConfigError: It has.
+        """
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        known = tuple(getattr(datamodule, "classes", self.classes) or ())
+        if stage != "predict" and (known != self.classes or not known):
+            raise ConfigError(
+                f"the datamodule has the classes {list(known) or 'none'} and the model {list(self.classes) or 'none'}: "
+                "set data.classes, and model.classes and the outputs of model.net as that"
+            )
+
+    @override
+    def on_fit_start(self) -> None:
+        if self.class_weights == "balanced":
+            datamodule: Any = getattr(self.trainer, "datamodule", None)
+            if not hasattr(datamodule, "count_classes"):
+                raise ConfigError("class_weights=balanced needs a datamodule that counts: give the weights as a list")
+            counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
+            self.weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, classes] of images.
+
+        Raises:
+            ConfigError: The net gives others.
+        """
+        logits: Tensor = self.net(images)
+        if logits.ndim != 2 or logits.shape[1] != len(self.classes):
+            raise ConfigError(
+                f"the net gives {list(logits.shape)} for {len(self.classes)} classes ({', '.join(self.classes)}): set "
+                "model.net.classes, or how your net calls it"
+            )
+        return logits
+
+    @override
+    def find_loss(self, batch: Batch) -> Tensor:
+        logits = self(batch["image"]).float()
+        losses = F.cross_entropy(logits, batch["label"], reduction="none", label_smoothing=self.label_smoothing)
+        # The weights' own mean, as torch divides by, would let one sample change the weight of another.
+        loss: Tensor = (losses * self.weights[batch["label"]]).mean()
+        return loss
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Probability of each class, [B, classes]."""
+        found: Tensor = self(batch["image"]).float().softmax(1)
+        return found
+
+    @override
+    def score(self, batch: Batch, stage: str) -> None:
+        scores: Any = self.scores[f"{stage}_labels"]
+        scores.update(self(batch["image"]), batch["label"])
+
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
+        scores: Any = self.scores[f"{stage}_labels"]
+        found: dict[str, Tensor] = scores.compute()
+        scores.reset()
+        return found
+
+
+class LabelScores(MulticlassConfusionMatrix):
+    """Accuracy, F1 of each class, and the means of F1 and recall over the classes that there are.
+
+    Args:
+        classes: Their names.
+    """
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        super().__init__(max(2, len(classes)))
+        self.classes = classes
+
+    @override
+    def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
+        """The scores."""
+        counts = super().compute()
+        matrix = counts.to(widest_float(counts.device))
+        told, hits = matrix.sum(1), matrix.diagonal()
+        f1 = 2 * hits / (told + matrix.sum(0)).clamp(min=1)
+        there = [number for number, count in enumerate(told.tolist()) if count]
+        found = {"accuracy": hits.sum() / told.sum().clamp(min=1), "f1": f1[there].mean()}
+        found["recall"] = (hits / told.clamp(min=1))[there].mean()
+        return {
+            name: value.float() for name, value in (found | {f"f1_{self.classes[n]}": f1[n] for n in there}).items()
+        }
+
+
+def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-3, weight_decay=1e-2)

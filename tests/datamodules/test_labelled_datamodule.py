@@ -1,0 +1,87 @@
+"""Whole images with labels: of folders, of tables, and of masks."""
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datamodules import LabelledImageDataModule
+from lit_data.errors import ConfigError, DataError
+from lit_data.loading import LoaderOptions
+
+
+def _write(folder: Path, kinds: dict[str, int], size: tuple[int, int] = (40, 60)) -> Path:
+    rng = np.random.default_rng(0)
+    for place, (kind, count) in enumerate(kinds.items()):
+        (folder / kind).mkdir(parents=True)
+        for number in range(count):
+            image = rng.integers(20 + 80 * place, 40 + 80 * place, (*size, 3), dtype=np.uint8)
+            cv2.imwrite(str(folder / kind / f"{kind}{number}.png"), image)
+    return folder
+
+
+def _data(tmp_path: Path, **options: Any) -> LabelledImageDataModule:
+    loader = LoaderOptions(batch_size=8, num_workers=0, worker_kind="inline")
+    settings = {"cache_dir": str(tmp_path / "cache"), "size_px": 32, "loader": loader, **options}
+    data = LabelledImageDataModule(str(tmp_path / "set"), **settings)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def _read(data: LabelledImageDataModule, stage: Any) -> dict[str, torch.Tensor]:
+    batches = [data.transform(dict(batch), stage) for batch in data.make_loader(stage)]
+    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+
+
+def test_folders_are_labels_and_images_are_whole(tmp_path: Path) -> None:
+    _write(tmp_path / "set", {"dent": 10, "good": 20})
+    data = _data(tmp_path, classes=["good", "dent"])
+    found = _read(data, "train")
+    assert found["image"].shape == (21, 3, 32, 32)
+    assert "mask" not in found
+    bright = found["image"][:, 0, 16, 3] > 0.2  # good is the second kind
+    assert torch.equal(found["label"], torch.where(bright, 0, 1))
+    assert data.count_classes("train").sum(0).tolist() == [14, 7]
+    assert "label" not in _read(data, "predict")
+    assert data.describe()["train_images"] == 21
+
+
+def test_a_table_says_labels_and_its_faults_are_listed_together(tmp_path: Path) -> None:
+    _write(tmp_path / "set", {"a": 6})
+    rows = [f"a{number}.png,{'ok' if number % 2 else 'bad'}" for number in range(6)]
+    table = tmp_path / "set" / "labels.csv"
+    table.write_text("\n".join(["Image,Label", *rows]))
+    shares = {"train": 0.5, "val": 0.5}
+    data = _data(tmp_path, classes=["ok", "bad"], splits=shares)
+    assert data.count_classes()[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
+    assert len(_read(data, "train")["label"]) == 3
+    table.write_text("\n".join(["Image,Label", *rows[:4], "a0.png,ok", "x.png,ok"]))
+    with pytest.raises(DataError, match=r"4 labels are bad:(.*\n){4}.*a5\.png: an image that"):
+        _data(tmp_path, classes=["ok", "bad"], splits=shares)
+
+
+def test_masks_say_what_is_good_where_folders_say_nothing(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "set", {"images": 8})
+    (folder / "masks").mkdir()
+    for number in range(0, 8, 2):
+        cv2.imwrite(str(folder / "masks" / f"images{number}.png"), np.full((40, 60), 255, np.uint8))
+    data = _data(tmp_path, classes=["good", "defect"])
+    assert data.count_classes().sum(0).tolist() == [4, 4]
+
+
+def test_classes_are_asked_for_by_their_names(tmp_path: Path) -> None:
+    _write(tmp_path / "set", {"dent": 4, "good": 4, "hole": 4})
+    with pytest.raises(
+        ConfigError, match=r"not set; the labels are dent, good, hole: .*'data.classes=\[dent,good,hole\]'"
+    ):
+        _data(tmp_path).dataset("train")
+    with pytest.raises(ConfigError, match=r"data.classes names \['spot'\], but the labels are dent, good, hole"):
+        _data(tmp_path, classes=["good", "spot"]).dataset("train")
+    assert len(_data(tmp_path, classes=["good", "dent"]).dataset("train")) < 8  # holes are left out
+    _write(tmp_path / "other" / "set", {"all": 5})
+    with pytest.raises(ConfigError, match=r"nothing says what its images show: a folder for each class does"):
+        _data(tmp_path / "other", classes=["good"]).dataset("train")

@@ -1,0 +1,84 @@
+"""`ClassificationModule`: its loss, its scores, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from lit_data.errors import ConfigError
+from lit_data.modules import ClassificationModule, ConvClassifier
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+
+
+def _samples(count: int = 24) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {"image": torch.rand(3, 16, 16, generator=generator) / 4 + 0.3 * (n % 3), "label": torch.tensor(n % 3)}
+        for n in range(count)
+    ]
+
+
+def _trainer(folder: Path, **options: Any) -> L.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    return L.Trainer(accelerator="cpu", logger=False, default_root_dir=folder, **quiet, **options)  # type: ignore[arg-type]
+
+
+def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ClassificationModule(ConvClassifier(["a", "b", "c"], width=8, depth=2), classes=["a", "b", "c"])
+    loader = DataLoader(_samples(), batch_size=6)  # type: ignore[arg-type]
+    trainer = _trainer(tmp_path, max_epochs=12)
+    trainer.fit(model, loader, loader)
+    assert set(trainer.callback_metrics) == {
+        "train/loss",
+        *(f"val/{name}" for name in ("accuracy", "f1", "recall", "f1_a", "f1_b", "f1_c")),
+    }
+    assert trainer.callback_metrics["val/accuracy"] > 0.9
+    predicted: Any = trainer.predict(model, loader)
+    torch.testing.assert_close(predicted[0].sum(1), torch.ones(6))
+
+
+class _Says(torch.nn.Module):
+    """Logits that are given in the first pixels."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images[:, :, 0, 0]
+
+
+def test_scores_are_those_of_the_counts(tmp_path: Path) -> None:
+    labels, said = [0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 0]
+    samples = [
+        {"image": F.one_hot(torch.tensor(s), 3).float().view(3, 1, 1), "label": torch.tensor(label)}
+        for label, s in zip(labels, said, strict=True)
+    ]
+    model = ClassificationModule(_Says(), classes=["a", "b", "c"])
+    found = _trainer(tmp_path).test(model, DataLoader(samples, batch_size=4), verbose=False)[0]  # type: ignore[arg-type]
+    assert found["test/accuracy"] == pytest.approx(4 / 6)
+    assert found["test/f1_a"] == pytest.approx(6 / 8)
+    assert found["test/f1_b"] == pytest.approx(2 / 4)
+    assert found["test/f1"] == pytest.approx((6 / 8 + 2 / 4) / 2)
+    assert found["test/recall"] == pytest.approx((3 / 4 + 1 / 2) / 2)
+    assert "test/f1_c" not in found
+
+
+def test_a_batch_is_the_mean_of_its_micro_batches_with_weights_too() -> None:
+    torch.manual_seed(0)
+    model = ClassificationModule(_Says(), classes=["a", "b", "c"], class_weights=[1, 5, 2], label_smoothing=0.1)
+    batch = {"image": torch.randn(6, 3, 1, 1), "label": torch.tensor([0, 1, 2, 2, 1, 0])}
+    parts = [model.find_loss({key: value[part] for key, value in batch.items()}) for part in (slice(2), slice(2, 6))]
+    torch.testing.assert_close(model.find_loss(batch), parts[0] * 2 / 6 + parts[1] * 4 / 6)
+
+
+def test_other_classes_are_refused(tmp_path: Path) -> None:
+    loader = DataLoader(_samples(), batch_size=6)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"the net gives \[6, 3\] for 2 classes \(a, b\): set model.net.classes"):
+        _trainer(tmp_path).test(ClassificationModule(_Says(), classes=["a", "b"]), loader, verbose=False)
+    with pytest.raises(ConfigError, match=r"classes none and the model none: set data.classes"):
+        _trainer(tmp_path).test(ClassificationModule(_Says()), loader, verbose=False)
+    with pytest.raises(ConfigError, match="need at least 1 of each"):
+        ConvClassifier(0)

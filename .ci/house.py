@@ -15,7 +15,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 36_000,
+    "code lines": 36_100,
     "files": 384,
     "files in circles": 0,
     "casts": 25,

@@ -48,6 +48,7 @@ class Stream(IntEnum):
     LATENT = 15
     RAYS = 16
     POSITIVES = 17
+    PASTES = 18
 
 
 def check_seed(seed: int) -> int:

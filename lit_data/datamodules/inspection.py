@@ -40,6 +40,7 @@ from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, Batch, PlannedBatch, Stage
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
         stride_px: Distance between patches; by default they lie side by side.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
+        synthesis: Defects that are drawn too: on training samples beside those that masks show, and without masks, of
+            good parts alone, on all of train, val and test.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
@@ -112,14 +115,16 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
+        synthesis: DefectSpec | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
         self.source: InspectionFiles = InspectionFiles.of(locals())
-        self.splits, self.split_seed = splits, split_seed
-        self.similar, self.groups, self.classes = similar, groups, self.source.classes
+        self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
         check_choice("similar", similar, ("together", "apart"))
+        self.synthesis, self.classes = synthesis, self.source.classes
+        self._check_synthesis()
         self.patch_px = pair_px("patch_px", patch_px)
         self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
         self.value_range, self.augment = value_range, augment
@@ -132,12 +137,15 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         margin_px = self.margins_px[stage]
         if stage == "predict":
             return InspectionDataset(self.bank, self.grid, margin_px=margin_px)
-        if self._masks is None:
-            raise ConfigError(
-                f"{show_path(self.source.folder)}: no masks were found, so nothing says what a defect is: name their "
-                "folder with data.masks, or see docs/inspection.md for the layouts that are known"
-            )
         images = self.split_images[stage]
+        if self._masks is None:
+            if self.synthesis is None:
+                raise ConfigError(
+                    f"{show_path(self.source.folder)}: no masks were found, so nothing says what a defect is: name "
+                    "their folder with data.masks, see docs/inspection.md for the layouts that are known, or draw "
+                    "defects with synthesis=library"
+                )
+            return InspectionDataset(self.bank, self.grid, images=images, margin_px=margin_px)
         return InspectionDataset(
             self.bank,
             self.grid,
@@ -148,8 +156,11 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         )
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Draw the augmentation of each sample from its own stream."""
-        planned = self.transformation.plan(batch | {"index": batch["draw"]}, stage)
+        """Draw the defects and the augmentation of each sample from its own stream."""
+        planned: PlannedBatch = batch | {"index": batch["draw"]}
+        if "mask" in batch and stage == "train":
+            planned = self.transformation.add_plan(planned, stage)
+        planned = self.transformation.plan(planned, stage)
         return planned | {"index": batch["index"]}
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
@@ -225,15 +236,21 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             read_px=dict.fromkeys(self.margins_px, self.patch_px),
             expand=tuple(range(self.bank.channels)),
             seed=self.loader.seed,
-            synthesis=None,
+            synthesis=self.synthesis,
             nuisance=None,
             augment=augment,
+            is_single=True,
         )
+
+    def _check_synthesis(self) -> None:
+        if self.synthesis is not None and self.classes is not None:
+            raise ConfigError("drawn defects are of no class: set synthesis=none, or leave data.classes out")
 
     def _find_sampling(self) -> Sampling:
         """`sampling` with the patches that show a defect and those that are blank, where that matters."""
         masks, sampling, folder = self._masks, self.sampling, self._kept_folder
-        if masks is None or (sampling.options.positives is None and sampling.options.skip_blank is None):
+        options = sampling.options
+        if masks is None or (options.positives, options.skip_blank, options.paste) == (None, None, None):
             return sampling
         sampling = replace(sampling, occupancy=find_occupancy(masks, self.grid, folder))
         if sampling.options.skip_blank is None:

@@ -38,6 +38,7 @@ class StripeTransform:
         synthesis: Defects for samples without a mask of their own.
         nuisance: What makes the channels of a single texture differ.
         augment: Augmentation of the samples of each stage that has one.
+        is_single: The channels are those of one image, so every defect is true and in all of them.
     """
 
     values: ValueRange
@@ -47,6 +48,7 @@ class StripeTransform:
     synthesis: DefectSpec | None
     nuisance: SingleTexture | None
     augment: Mapping[Stage, Augmentation]
+    is_single: bool = False
 
     def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
         """Add the drawn numbers of each sample, from its own stream.
@@ -71,8 +73,11 @@ class StripeTransform:
         """Add the defects of each sample to a batch, drawn yet or not."""
         if self.synthesis is None:
             return batch
-        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
-        plan = sample_plan(self.synthesis, self.seed, epoch, index, (len(self.expand), *self.read_px[stage]))
+        index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
+        shape = (1 if self.is_single else channels, *self.read_px[stage])
+        plan = sample_plan(self.synthesis, self.seed, epoch, index, shape)
+        if self.is_single:
+            plan = replace(plan, channels=np.ones((len(plan), channels), np.bool_))
         return batch | {PLAN_KEY: plan.to("cpu")}
 
     def finish(self, batch: PlannedBatch, stage: Stage) -> tuple[Tensor, Tensor | None]:
@@ -100,7 +105,8 @@ class StripeTransform:
         if plan is not None:
             # Drawing is in place, and the pixels of the loader may be needed again.
             own = images.to(torch.float32, copy=images is batch["image"])
-            images, masks = render(own.contiguous(), plan, values)
+            images, drawn = render(own.contiguous(), plan, values)
+            masks = drawn if masks is None else torch.where(masks > 0, masks, drawn)
         return to_unit(images, values), masks
 
     def spread(self, images: Tensor, batch: PlannedBatch) -> tuple[Tensor, ValueRange]:

@@ -15,7 +15,9 @@ from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_table
 from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
 
 SIZE = (96, 160)
 
@@ -358,3 +360,59 @@ def test_masks_in_several_files_are_joined(tmp_path: Path) -> None:
     assert mask is not None
     assert (mask.sum(), mask[:10, :10].min(), mask[50:60, :10].min()) == (200, 1, 1)
     assert data.image_kinds[number] == "lost"
+
+
+def _spots(probability: float = 1.0) -> DefectSpec:
+    return DefectSpec(probability=probability, count=(1, 2), true_count=(1, 2), amplitude=(0.4, 0.6))
+
+
+def test_defects_are_drawn_on_good_parts_alone_in_every_stage(tmp_path: Path) -> None:
+    folder = _write_set(tmp_path / "set", every=100)
+    (folder / "00_mask.png").unlink()
+    for path in folder.glob("*.png"):
+        cv2.imwrite(
+            str(path),
+            np.full(SIZE, 100, np.uint8) + np.random.default_rng(int(path.stem)).integers(0, 9, SIZE, np.uint8),
+        )
+    data = _data(tmp_path, synthesis=_spots(), read=ReadOptions(gray_to_rgb=True))
+    for stage in ("train", "val", "test"):
+        found = _read(data, stage)
+        assert found["mask"].flatten(1).any(1).float().mean() > 0.8
+        assert torch.equal(found["image"][:, 0], found["image"][:, 2])  # a grey defect in a grey image
+        strength = (found["image"][:, :1] - 104 / 255).abs()
+        assert strength[found["mask"] > 0].mean() > 4 * strength[found["mask"] == 0].mean()
+    assert not torch.equal(_read(data, "train", 0)["mask"], _read(data, "train", 1)["mask"])
+    with pytest.raises(ConfigError, match="drawn defects are of no class"):
+        _data(tmp_path, synthesis=_spots(), classes=["a"])
+
+
+def test_drawn_defects_join_those_of_masks_in_training_alone(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set")
+    plain, drawn = _read(_data(tmp_path)), _read(_data(tmp_path, synthesis=_spots()))
+    assert (drawn["mask"] >= plain["mask"]).all()
+    assert drawn["mask"].sum() > plain["mask"].sum() + 500
+    data = _data(tmp_path, synthesis=_spots())
+    assert torch.equal(_read(data, "val")["mask"], _read(_data(tmp_path), "val")["mask"])
+
+
+def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Path) -> None:
+    folder = _write_set(tmp_path / "set")
+    for number in range(20):
+        image = np.full(SIZE, 60 if number % 2 else 120, np.uint8)
+        image[95, number] += 1  # else they are equal to the byte
+        if number % 2 == 0:
+            image[4:14, 4:14] = 180
+        cv2.imwrite(str(folder / f"{number:02}.png"), image)
+    options: dict[str, Any] = {"similar": "apart", "sampling": SamplingOptions(paste=1.0)}
+    found = _read(_data(tmp_path, **options))
+    assert found["mask"].flatten(1).any(1).all()  # real ones, and in all others one that is pasted
+    dark = (found["image"] * 255).round()[:, 0].flatten(1).median(1).values == 60
+    pasted = (found["image"] * 255).round()[dark, 0]
+    assert pasted.flatten(1).max(1).values.unique().tolist() == [120]  # 60 more than around it, as in its own image
+    inner = found["mask"][dark, 0] > 0
+    assert (pasted[~inner] < 115).all()
+    half = _read(_data(tmp_path, similar="apart", sampling=SamplingOptions(paste=0.5)))["mask"].flatten(1).any(1)
+    assert 0.4 < float(half.float().mean()) < 0.7
+    assert not _read(_data(tmp_path, **options), "val")["mask"].flatten(1).any(1).all()
+    again = _read(_data(tmp_path, **options))
+    assert torch.equal(again["image"], found["image"])

@@ -2,22 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
-from lit_data.datasets.inspection.occupancy import Occupancy
-from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
+from lit_data.datasets.inspection.occupancy import Occupancy, is_defect
+from lit_data.datasets.stripes.dataset import FIXED, StripeDataset, cut_patches
 from lit_data.errors import ConfigError
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.rng import Stream, random_words
 from lit_data.types import Array, FieldSpec
 
 Ints = NDArray[np.int64]
-_NOWHERE = -1
+_NOWHERE: Final = -1
+_RING_PX: Final = 11  # of the pixels around a defect that is pasted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,9 @@ class SamplingOptions:
         skip_blank: Patches without a defect are left out where the standard deviation of their pixels is below this
             share of the value range, such as 0.01; None keeps them.
 
+        paste: Share of the samples without a defect into which one is pasted that is cut out of another training patch,
+            mirrored or not, and brought to the brightness around it; None pastes nothing.
+
     Raises:
         ConfigError: A share is out of its range.
     """
@@ -39,14 +43,16 @@ class SamplingOptions:
     positives: float | Mapping[str, float] | None = None
     random_places: bool = False
     skip_blank: float | None = None
+    paste: float | None = None
 
     def __post_init__(self) -> None:
         for name, share in self.shares.items():
             check_share(f"sampling.positives{f'.{name}' if name else ''}", share)
         if sum(self.shares.values()) > 1 + 1e-9:
             raise ConfigError(f"sampling.positives={dict(self.shares)} must add up to at most 1")
-        if self.skip_blank is not None:
-            check_share("sampling.skip_blank", self.skip_blank)
+        for name in ("skip_blank", "paste"):
+            if getattr(self, name) is not None:
+                check_share(f"sampling.{name}", getattr(self, name))
 
     @property
     def shares(self) -> Mapping[str, float]:
@@ -62,7 +68,8 @@ class Sampling:
     Args:
         options: Which patches are wanted.
         classes: Names of the classes, which are numbered from 1.
-        occupancy: The patches of all images that show a defect; needed for shares, and where blank ones are left out.
+        occupancy: The patches of all images that show a defect; needed for shares, for defects that are pasted, and
+            where blank patches are left out.
         blank: Numbers of the blank patches among those of all images.
         seed: Of the choice and of the places.
 
@@ -120,6 +127,9 @@ class InspectionDataset(StripeDataset):
         super().__init__(*args, **options)
         sampling = sampling or Sampling()
         self._pools, self._others = self._find_pools(sampling)
+        self._donors = np.zeros(0, np.int64)
+        if sampling.occupancy is not None and sampling.options.paste is not None:
+            self._donors = np.unique(self._number(sampling.occupancy.patch)[1])
         self._edges, self._leaves_out = np.cumsum([*sampling.options.shares.values()]), sampling.blank is not None
         self._count = self._count_kept() if self._leaves_out else super().__len__()
         self.sampling = replace(sampling, occupancy=None, blank=None)  # what is needed of them is in the pools
@@ -132,6 +142,8 @@ class InspectionDataset(StripeDataset):
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         rows["draw"][:] = indices
         super().write_into(rows, indices, epoch)
+        if len(self._donors):
+            self._paste(rows, indices, epoch)
         if self.labels is not None:
             rows["label"][:] = self.labels[rows["image_index"]]
 
@@ -147,7 +159,7 @@ class InspectionDataset(StripeDataset):
 
     @override
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return share_state(self, (*FIXED, "_pools", "_others", "labels"))
+        return share_state(self, (*FIXED, "_pools", "_others", "_donors", "labels"))
 
     @override
     def _describe(self) -> dict[str, FieldSpec]:
@@ -163,6 +175,22 @@ class InspectionDataset(StripeDataset):
             y = self._move(y, words[:, 2], chosen.anchor[:, 0], self.grid.heights_px[image], 0)
             x = self._move(x, words[:, 3], chosen.anchor[:, 1], self.grid.widths_px[image], 1)
         return split_image, index, image, y, x
+
+    def _paste(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
+        """Paste defects of other patches into samples that show none."""
+        words = random_words(self.sampling.seed, Stream.PASTES, indices, epoch, 4) * 2.0**-32
+        free = ~is_defect(rows["mask"]).any((1, 2, 3)) & (words[:, 0] < (self.sampling.options.paste or 0))
+        chosen = np.flatnonzero(free)
+        if not len(chosen):
+            return
+        donors = self._donors[(words[chosen, 1] * len(self._donors)).astype(np.int64)]
+        split_image, _, image, y, x = self._locate(donors)
+        pixels, masks = self.cut(image, np.stack((y, x), axis=1)), np.empty_like(rows["mask"][chosen])
+        assert self.masks is not None
+        cut_patches(self.masks, split_image, y - self.margin_px[0], x - self.margin_px[1], masks)
+        for row, donor, donor_mask in zip(chosen.tolist(), pixels, masks, strict=True):
+            turn = np.s_[:, :: 1 - 2 * int(words[row, 2] < 0.5), :: 1 - 2 * int(words[row, 3] < 0.5)]
+            paste_defect(rows["image"][row], rows["mask"][row], donor[turn], donor_mask[turn])
 
     def _draw(self, indices: Ints, epoch: int) -> NDArray[np.float64]:
         """[M, 4] in 0..1: class, patch, y and x of each sample."""
@@ -231,3 +259,31 @@ class InspectionDataset(StripeDataset):
         rows = np.isin(image, self.images)
         place = np.argsort(self.images)[np.searchsorted(np.sort(self.images), image[rows])]
         return rows, patches[rows] - self._shifts[place]
+
+
+def paste_defect(image: Array, mask: Array, donor: Array, donor_mask: Array) -> None:
+    """Blend the defect of another patch into one that shows none, in place.
+
+    The defect keeps its difference to what is around it: that takes the brightness of the new place.
+
+    Args:
+        image: [C, h, w].
+        mask: [1, h, w] uint8 numbers of classes.
+        donor: [C, h, w] with the defect.
+        donor_mask: [1, h, w], where it is.
+    """
+    import cv2
+
+    marked = is_defect(donor_mask[0]).astype(np.uint8)
+    inside = cv2.dilate(marked, np.ones((3, 3), np.uint8))
+    around = cv2.dilate(marked, np.ones((_RING_PX, _RING_PX), np.uint8)) > inside
+    share = np.minimum(cv2.GaussianBlur(inside.astype(np.float32), (0, 0), 1.0), 1)
+    if not around.any():
+        return
+    for own, other in zip(image, donor, strict=True):
+        shift = own[around].mean(dtype=np.float64) - other[around].mean(dtype=np.float64)
+        blended = own + share * (other.astype(np.float32) + np.float32(shift) - own)
+        if own.dtype.kind == "u":
+            blended = np.rint(blended).clip(0, np.iinfo(own.dtype).max)
+        own[...] = blended
+    mask[0][marked > 0] = donor_mask[0][marked > 0]

@@ -117,9 +117,9 @@ class StripeDataset:
         rows["position"][:, 0], rows["position"][:, 1] = y, x
         if self.pixels:
             y, x = y - self.margin_px[0], x - self.margin_px[1]
-            _cut_patches(self.bank, image, y, x, rows["image"])
+            cut_patches(self.bank, image, y, x, rows["image"])
             if self.masks is not None:
-                _cut_patches(self.masks, split_image, y, x, rows["mask"])
+                cut_patches(self.masks, split_image, y, x, rows["mask"])
             elif self.defects is not None:
                 self.defects.write_into(rows["image"], rows["mask"], index, epoch)
         elif self.masks is not None:
@@ -141,7 +141,7 @@ class StripeDataset:
         """
         patches = np.empty((len(images), self.bank.channels, *self.read_px), self.bank.dtype)
         y, x = (positions - self.margin_px).T
-        _cut_patches(self.bank, images, y, x, patches)
+        cut_patches(self.bank, images, y, x, patches)
         return patches
 
     def describe_sample(self, index: int) -> str:
@@ -203,9 +203,10 @@ class StripeDataset:
         )
 
 
-def _cut_patches(
+def cut_patches(
     bank: ImageBank, images: NDArray[np.int64], tops_px: NDArray[np.int64], lefts_px: NDArray[np.int64], rows: Array
 ) -> None:
+    """Copy the patches [M, C, h, w] of M images at some places into rows."""
     size_px = rows.shape[2:]
     places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
     patches = (cut_patch(bank[image], top, left, size_px) for image, top, left in places)

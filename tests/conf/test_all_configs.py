@@ -131,7 +131,7 @@ def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
     known |= {path for path in FILES if path.parts[0] in NOT_OPTIONS}
     assert set(FILES) == known
-    assert sorted(STRIPES + DETECTION + VOLUMES + WATERMARK + GENERATED + INSPECTION) == EXPERIMENTS
+    assert sorted(STRIPES + DETECTION + VOLUMES + WATERMARK + GENERATED + INSPECTION + LABELLED) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("experiment", FIRST)

@@ -204,12 +204,14 @@ def test_a_batch_that_does_not_fit_is_cut(data: DetectionDataModule, tmp_path: P
 
 def test_batches_are_predicted_in_lanes(data: DetectionDataModule, tmp_path: Path) -> None:
     _predict(data, tmp_path / "whole")
-    threads = set[str]()
+    threads, both = set[str](), threading.Barrier(2)
 
     class Watched(Oracle):
         def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
             assert torch.is_inference_mode_enabled()
-            threads.add(threading.current_thread().name)
+            if (name := threading.current_thread().name) not in threads:
+                threads.add(name)
+                both.wait(60)  # else one lane may be done before the other begins
             return super().predict_step(batch, batch_idx)
 
     _predict(data, tmp_path / "lanes", Watched(), lanes=2, batch_size=6)

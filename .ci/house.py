@@ -15,8 +15,8 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 36_100,
-    "files": 384,
+    "code lines": 36_300,
+    "files": 385,
     "files in circles": 0,
     "casts": 25,
     "longest function": 40,

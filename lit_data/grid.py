@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError
+from lit_data.types import Array
 
 Edges = Literal["cover", "drop", "pad"]
 Ints = NDArray[np.int64]
@@ -152,3 +153,32 @@ def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
         raise ConfigError(f"{name}={value!r} is not usable: give one positive number of pixels or (height, width)")
     return pair[0], pair[1]
+
+
+def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
+    """One patch; where it reaches past an edge, the image is mirrored without its edge row, as often as need be.
+
+    Args:
+        image: [C, H, W].
+        top_px: First row.
+        left_px: First column.
+        size_px: (h, w).
+
+    Returns:
+        [C, h, w], a view where it lies inside the image.
+    """
+    height, width = size_px
+    if top_px >= 0 and left_px >= 0:
+        patch = image[:, top_px : top_px + height, left_px : left_px + width]
+        if patch.shape[1:] == size_px:
+            return patch
+    rows = mirror(top_px, height, image.shape[1])
+    columns = mirror(left_px, width, image.shape[2])
+    return image[:, rows[:, None], columns]
+
+
+def mirror(start: int, length: int, limit: int) -> Ints:
+    """Numbers of `length` rows from `start` on in an image of `limit` rows; the edge row is not repeated."""
+    period = max(1, 2 * (limit - 1))
+    place = np.arange(start, start + length) % period
+    return np.minimum(place, period - place) if limit > 1 else np.zeros(length, np.int64)

@@ -32,6 +32,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import FittedDecoder
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.source import open_source, read_whole
+from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch, PlannedBatch, Stage
 
@@ -148,9 +149,9 @@ class LabelledImageDataModule(InspectionDataModule):
         batch_format: BatchFormat = "dict",
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "size_px", "__class__")}
-        size_px = pair_px("size_px", size_px)
+        size_px, whole = pair_px("size_px", size_px), StoreOptions(band_px=None)
         super().__init__(**given, patch_px=size_px)
-        self.source = LabelledFiles.of({**given, "size_px": size_px, "masks": None, "mask_read": None})
+        self.source = LabelledFiles.of({**given, "size_px": size_px, "masks": None, "mask_read": None, "store": whole})
 
     @override
     def build_dataset(self, stage: Stage) -> InspectionDataset:

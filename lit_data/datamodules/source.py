@@ -22,6 +22,7 @@ from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
+from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.store import DecodedStore
 
 log = logging.getLogger(__name__)
@@ -200,9 +201,16 @@ class ImageFolder(Source):
     def _identity(self) -> str:
         return repr((os.path.realpath(self.folder), self.patterns))
 
+    @property
+    def _layout(self) -> StoreOptions | None:
+        """How decoded images lie on the disk; by default whole."""
+        return None
+
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
-            return DecodedStore.build(sources, self.store_folder / part, decoder=decoder, on_bad=self.on_bad)
+            layout = self._layout if self.cache == "store" else None  # a device cuts patches out of whole images
+            folder = self.store_folder / part
+            return DecodedStore.build(sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout)
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
 
@@ -214,10 +222,17 @@ class MaskedImageFolder(ImageFolder):
     Args:
         masks: Folder (absolute or below the root) of masks with the stems of their images, or `None`.
         mask_read: How masks are read: their values, palettes.
+        store: How decoded images lie on the disk with `cache=store`.
     """
 
     masks: str | None
     mask_read: MaskOptions = field(default_factory=MaskOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
+
+    @property
+    @override
+    def _layout(self) -> StoreOptions:
+        return self.store
 
     @property
     def mask_folder(self) -> Path | None:

@@ -25,6 +25,7 @@ from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
+from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Batch, PlannedBatch, Stage
@@ -97,6 +98,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         cache: str = "store",
         cache_dir: str | None = None,
         cache_bytes: int = 2**30,
+        store: StoreOptions | None = None,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,

@@ -29,6 +29,7 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions, Scope
+from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.samples.watermarks import ensure_watermark_samples
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
@@ -132,6 +133,7 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         cache: str = "store",
         cache_dir: str | None = None,
         cache_bytes: int = 2**30,
+        store: StoreOptions | None = None,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,

@@ -12,7 +12,6 @@ from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.synthesis.watermarks.plan import sample_crops
-from lit_data.types import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,35 +130,6 @@ class GridPatches:
         index = self._shifts[split_image] + indices
         image, y, x = self.grid.locate(index)
         return Places(split_image, image, index, np.stack((y, x), axis=1))
-
-
-def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
-    """One patch; where it reaches past an edge, the image is mirrored without its edge row, as often as need be.
-
-    Args:
-        image: [C, H, W].
-        top_px: First row.
-        left_px: First column.
-        size_px: (h, w).
-
-    Returns:
-        [C, h, w], a view where it lies inside the image.
-    """
-    height, width = size_px
-    if top_px >= 0 and left_px >= 0:
-        patch = image[:, top_px : top_px + height, left_px : left_px + width]
-        if patch.shape[1:] == size_px:
-            return patch
-    rows = _mirror(top_px, height, image.shape[1])
-    columns = _mirror(left_px, width, image.shape[2])
-    return image[:, rows[:, None], columns]
-
-
-def _mirror(start: int, length: int, limit: int) -> Ints:
-    """Numbers of `length` rows from `start` on in an image of `limit` rows; the edge row is not repeated."""
-    period = max(1, 2 * (limit - 1))
-    place = np.arange(start, start + length) % period
-    return np.minimum(place, period - place) if limit > 1 else np.zeros(length, np.int64)
 
 
 def _sizes_of(bank: ImageBank) -> Ints:

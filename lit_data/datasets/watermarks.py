@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.patch_source import GridPatches, Places, ProgressiveSize, RandomPatches, cut_patch
+from lit_data.datasets.patch_source import GridPatches, ProgressiveSize, RandomPatches
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
-from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.io.store.store import DecodedStore
 from lit_data.synthesis.watermarks.cover import draw_cover
@@ -128,9 +128,10 @@ class WatermarkDataset:
         places, corner = self._patches.locate(indices, epoch, size_px), corner_of(size_px)
         rows["index"][:], rows["image_index"][:], rows["epoch"][:] = places.index, places.image, epoch
         rows["position"][:] = places.position
-        _cut(self.bank, places.image, places, rows["image"][corner])
+        y, x = places.position.T
+        cut_patches(self.bank, places.image, y, x, rows["image"][corner])
         if self.masks is not None:
-            _cut(self.masks, places.split_image, places, rows["mask"][corner])
+            cut_patches(self.masks, places.split_image, y, x, rows["mask"][corner])
         elif self.marks is not None:
             cover = rows["cover"][corner][:, 0]
             plan = sample_watermarks(self.marks.spec, self.seed, epoch, places.index, size_px)
@@ -184,8 +185,3 @@ class WatermarkDataset:
 def corner_of(size_px: tuple[int, int]) -> tuple[Any, ...]:
     """What selects the upper left corner of rows [M, C, H, W]."""
     return ..., slice(size_px[0]), slice(size_px[1])
-
-
-def _cut(bank: ImageBank, images: NDArray[np.int64], places: Places, rows: Array) -> None:
-    for image, (y, x), row in zip(images.tolist(), places.position.tolist(), rows, strict=True):
-        row[...] = cut_patch(bank[image], y, x, row.shape[1:])

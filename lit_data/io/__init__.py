@@ -11,6 +11,7 @@ from lit_data.io.images.masks import MaskOptions, read_mask
 from lit_data.io.images.npz import read_npz
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
+from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.store import DecodedStore
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MaskDecoder",
     "MaskOptions",
     "ReadOptions",
+    "StoreOptions",
     "find_faults",
     "find_images",
     "match_by_stem",

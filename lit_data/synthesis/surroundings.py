@@ -1,12 +1,12 @@
 """What is around each defect before anything is drawn: its noise, its brightness, the way of its stripes."""
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from lit_data.devices import widest_float
+from lit_data.devices import constant, widest_float
 from lit_data.synthesis.canvas import Canvas
 
 _LATTICE_PX: Final = (-11, -8, -5, -2, 1, 4, 8, 12)
@@ -15,7 +15,7 @@ _LATTICE_PX: Final = (-11, -8, -5, -2, 1, 4, 8, 12)
 Not equally far apart: stripes whose period is a multiple of the step would be seen at few of their phases. Of all with
 3 px between them these see most phases of stripes of 4 to 32 px.
 """
-_LAPLACIANS: Final = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))
+_LAPLACIAN: Final = (1.0, -2.0, 1.0, -2.0, 4.0, -2.0, 1.0, -2.0, 1.0)  # of two, their difference: 3 x 3
 LEAST_NOISE: Final = 0.002
 """Half a grey level of 8 bits: less noise than that cannot be told from none."""
 
@@ -52,7 +52,7 @@ class Surroundings:
         A difference of two Laplacians is blind to slopes and straight edges (Immerkaer, "Fast noise variance
         estimation", CVIU 1996); its median over 64 places is blind to what few of them see.
         """
-        weights = self._neighbourhoods.new_tensor(_LAPLACIANS)
+        weights = constant(_LAPLACIAN, self.row.device).view(3, 3)
         response = (self._neighbourhoods * weights).sum((-2, -1)).abs_().flatten(1)
         middle = response.sort(1).values[:, (response.shape[1] - 1) // 2]  # `median` has no deterministic kernel
         return (middle / (6 * 0.6745)).clamp_(min=LEAST_NOISE)
@@ -66,7 +66,7 @@ class Surroundings:
     @cached_property
     def _lattice(self) -> tuple[Tensor, Tensor]:
         """Rows [n, 8, 1] and columns [n, 1, 8] of the places around each defect."""
-        offset = _offsets(self.row.device)
+        offset = constant(_LATTICE_PX, self.row.device, torch.int64)
         return self.nearest_y[:, None, None] + offset[:, None], self.nearest_x[:, None, None] + offset
 
     @cached_property
@@ -79,9 +79,3 @@ class Surroundings:
 
 def _sum(changes: Tensor) -> Tensor:
     return changes.abs_().sum((-2, -1), dtype=widest_float(changes.device))  # in double: the same in any order
-
-
-@lru_cache(maxsize=4)
-def _offsets(device: torch.device) -> Tensor:
-    with torch.inference_mode(mode=False):
-        return torch.tensor(_LATTICE_PX, device=device)

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_data.inference.sources import ImagePixels
 from lit_data.io.images.image_source import ImageBank
-from lit_data.types import Array
+from lit_data.io.store.store import DecodedStore
 
 _SLAB_PX: Final = 2**22
 
@@ -42,13 +43,15 @@ class WholeImages:
         """Channels of a tile."""
         return self.bank.channels if self.finish is None else len(self.channels)
 
-    def load(self, number: int) -> Array | Tensor:
-        """One image as it goes to the predictor: [C, H, W].
+    def load(self, number: int) -> ImagePixels | Tensor:
+        """One image as it goes to the predictor: [C, H, W], read by slices.
 
         Raises:
             DataError: Its file is bad.
         """
-        return self.bank[number] if self.finish is None else self.finish(number)
+        if self.finish is not None:
+            return self.finish(number)
+        return self.bank.open_image(number) if isinstance(self.bank, DecodedStore) else self.bank[number]
 
     def count_px(self, number: int) -> int:
         """Pixels of an image."""

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lit_data.datasets import WatermarkDataset
-from lit_data.datasets.patch_source import ProgressiveSize, cut_patch
+from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.errors import ConfigError, DataError
+from lit_data.grid import cut_patch
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.types import Array, RowWriter

@@ -20,6 +20,9 @@ ALLOWED = {
     "callbacks/imaging/features.py": "ImageMetrics looks at the first images of a training alone",
     "callbacks/image_metrics.py": "its net goes to the device once",
     "devices.py": "small constants go to the device once",
+    "synthesis/fields.py": "so does the smooth field",
+    "synthesis/families/texture.py": "so do the textures",
+    "synthesis/families/spot.py": "so do the kernels of spots",
 }
 """Places of a training step where the host may wait, and why."""
 SMALL = [

@@ -22,7 +22,7 @@ _CLASSES = frozenset(
     f"lit_data.{name}"
     for name in (
         *("grid.PatchGrid", "mosaic.MosaicSpec", "datasets.ct.windows.WindowSpec"),
-        "datasets.inspection.patches.SamplingOptions",
+        *("datasets.inspection.patches.SamplingOptions", "io.store.bands.StoreOptions"),
         *("io.images.options.ReadOptions", "io.images.masks.MaskOptions", "io.remote.options.RemoteOptions"),
         *("io.volumes.resampling.Resolution", "synthesis.watermarks.spec.WatermarkSpec"),
     )

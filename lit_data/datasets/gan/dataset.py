@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.datasets.gan.table import Ints, SampleTable
-from lit_data.datasets.patch_source import GridPatches, RandomPatches, cut_patch
+from lit_data.datasets.patch_source import GridPatches, RandomPatches
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
-from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array, FieldSpec
@@ -142,8 +142,8 @@ class GANDataset:
             return samples
         places = self._patches.locate(indices, epoch, self.image_px)
         rows["index"][:] = places.index
-        for image, (y, x), row in zip(places.image.tolist(), places.position.tolist(), rows["image"], strict=True):
-            row[...] = cut_patch(self.bank[image], y, x, row.shape[1:])
+        y, x = places.position.T
+        cut_patches(self.bank, places.image, y, x, rows["image"])
         return self.samples[places.split_image]
 
     def _whole(self, sample: int) -> Array:

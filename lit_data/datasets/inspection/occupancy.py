@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.grid import PatchGrid
-from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.progress import track
 from lit_data.io.store.kept import keep_found
 from lit_data.types import IGNORED, Array
@@ -57,6 +57,19 @@ class PartialMasks:
             mask = self.bank[number]
             return mask if self.numbers is None else np.where(mask == 1, self.numbers[index], mask)
         return np.broadcast_to(_NO_DEFECT, (1, int(self.heights_px[index]), int(self.widths_px[index])))
+
+    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
+        """See `lit_data.io.images.image_source.cut_patches`."""
+        numbers = self.of_image[images]
+        has = np.flatnonzero(numbers >= 0)
+        own = rows if len(has) == len(rows) else np.empty((len(has), *rows.shape[1:]), rows.dtype)
+        if len(has):
+            cut_patches(self.bank, numbers[has], tops_px[has], lefts_px[has], own)
+        if self.numbers is not None:
+            own[...] = np.where(own == 1, self.numbers[images[has], None, None, None], own)
+        if own is not rows:
+            rows[...] = 0
+            rows[has] = own
 
     def name(self, index: int) -> str:
         """Path of the mask, or of the image that has none."""

@@ -10,8 +10,9 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
 from lit_data.datasets.inspection.occupancy import Occupancy, is_defect
-from lit_data.datasets.stripes.dataset import FIXED, StripeDataset, cut_patches
+from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
 from lit_data.errors import ConfigError
+from lit_data.io.images.image_source import cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.rng import Stream, random_words
 from lit_data.types import Array, FieldSpec

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lit_data.datasets.patch_source import cut_patch
 from lit_data.datasets.stripes.dataset import StripeDataset
 from lit_data.datasets.stripes.drawn import Floats, draw_everywhere, draw_in_windows, place_spots
+from lit_data.grid import cut_patch
 from lit_data.io.cache import LruCache
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.masks import MaskOptions, read_mask

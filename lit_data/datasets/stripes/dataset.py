@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.patch_source import cut_patch
 from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.errors import DataError, show_path
 from lit_data.grid import PatchGrid
-from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array, FieldSpec
@@ -201,17 +200,3 @@ class StripeDataset:
             f"{masks.name(number)}: {mask_size[0]} x {mask_size[1]}, "
             f"{self.bank.name(image)}: {image_size[0]} x {image_size[1]}{turned}"
         )
-
-
-def cut_patches(
-    bank: ImageBank, images: NDArray[np.int64], tops_px: NDArray[np.int64], lefts_px: NDArray[np.int64], rows: Array
-) -> None:
-    """Copy the patches [M, C, h, w] of M images at some places into rows."""
-    size_px = rows.shape[2:]
-    places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
-    patches = (cut_patch(bank[image], top, left, size_px) for image, top, left in places)
-    if isinstance(bank, DecodedStore):
-        np.concatenate(list(patches), out=rows.reshape(-1, *size_px))
-        return
-    for row, patch in zip(rows, patches, strict=True):  # one by one: each keeps a whole decoded image in memory
-        row[...] = patch

@@ -1,12 +1,13 @@
 """Images decoded when they are asked for: the ``lru`` and ``none`` cache modes."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
+from lit_data.grid import Ints, cut_patch
 from lit_data.io.cache import LruCache
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, survey_sources
@@ -45,6 +46,32 @@ class ImageBank(Protocol):
 
     def name(self, index: int) -> str:
         """First source path of one image."""
+
+
+@runtime_checkable
+class PatchBank(Protocol):
+    """A bank that reads many patches better than one after another."""
+
+    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
+        """See `cut_patches`."""
+
+
+def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
+    """Copy patches of images, mirrored where they reach past an edge.
+
+    Args:
+        bank: The images.
+        images: [M] their numbers.
+        tops_px: [M] first rows.
+        lefts_px: [M] first columns.
+        rows: [M, C, h, w], where the patches go.
+    """
+    if isinstance(bank, PatchBank):
+        bank.cut_into(images, tops_px, lefts_px, rows)
+        return
+    places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
+    for row, (image, top, left) in zip(rows, places, strict=True):
+        row[...] = cut_patch(bank[image], top, left, rows.shape[2:])
 
 
 def describe_bank(bank: ImageBank) -> dict[str, int]:

@@ -50,7 +50,8 @@ class ArrayFacts:
         descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
         shape: Of the array.
         crc32: Of its values; None where they have checksums of their own.
-        block_px: [height, width] of the blocks that images in it are cut into; None where each is whole.
+        block_px: [height, width] of the blocks that images in it are cut into, 0 for their whole height; None where
+            each is whole.
     """
 
     descr: Any
@@ -63,7 +64,7 @@ class ArrayFacts:
         checks = [isinstance(fields, list) and 0 < len(fields) < 32]
         checks += [len(pair) == 2 and bool(_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1])) for pair in fields]
         checks += [0 < len(self.shape) < 8, all(map(is_count, self.shape)), math.prod(self.shape) <= MAX_LENGTH]
-        checks += [self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32), self.block_px is None]
+        checks += [self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32), _is_block(self.block_px)]
         if not all(checks):
             raise ValueError(f"no array of {self!r:.80}")
 
@@ -124,6 +125,11 @@ class ArrayFolder:
     def nbytes(self) -> int:
         """Bytes of all files of arrays."""
         return sum(len(facts.header) + facts.nbytes for facts in self.arrays.values())
+
+    def map_again(self, name: str) -> tuple[mmap.mmap, Array]:
+        """A second map of an array's file, which may be read in another way than the first, and the array in it."""
+        facts, data = self.arrays[name], map_file(self.path / f"{name}.npy", self._size(name))
+        return data, np.ndarray(facts.shape, facts.dtype, data, len(facts.header))
 
     def map(self, name: str, descr: Any = None, *, check: bool = False) -> Array:  # noqa: ANN401 - see `ArrayFacts`
         """An array, a read-only view of its file.
@@ -205,7 +211,13 @@ class ArrayWriter:
 
     @contextmanager
     def stream(
-        self, name: str, dtype: "np.dtype[Any]", most: int = 0, *, checksum: bool = True
+        self,
+        name: str,
+        dtype: "np.dtype[Any]",
+        most: int = 0,
+        *,
+        checksum: bool = True,
+        block_px: tuple[int, int] | None = None,
     ) -> Iterator["ArrayStream"]:
         """Write an array [n], part after part.
 
@@ -214,6 +226,7 @@ class ArrayWriter:
             dtype: Of its values.
             most: Its length, or more: space that is reserved first.
             checksum: Compute its CRC-32; False where its values have checksums of their own.
+            block_px: See `ArrayFacts`.
         """
         little = np.dtype(dtype).newbyteorder("<")
         descr: Any = np.lib.format.dtype_to_descr(little)
@@ -225,7 +238,7 @@ class ArrayWriter:
             write_all(fd, memoryview(facts.header))
             stream = ArrayStream(fd, little, checksum=checksum)
             yield stream
-            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32)
+            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32, block_px)
             os.pwrite(fd, facts.header, 0)
             os.ftruncate(fd, len(facts.header) + stream.nbytes)
         self._arrays[name] = facts
@@ -369,7 +382,13 @@ def is_count(value: object) -> bool:
 def _read_facts(name: str, about: Mapping[str, Any]) -> ArrayFacts:
     if not _NAME.fullmatch(name):
         raise ValueError(f"no array is called {name!r:.80}")
-    return ArrayFacts(**{**about, "shape": tuple(about["shape"])})
+    block_px = about["block_px"]
+    sizes = {"shape": tuple(about["shape"]), "block_px": block_px and tuple(block_px)}
+    return ArrayFacts(**{**about, **sizes})
+
+
+def _is_block(block_px: tuple[int, int] | None) -> bool:
+    return block_px is None or (len(block_px) == 2 and all(map(is_count, block_px)))
 
 
 def _dump(fields: Mapping[str, Any]) -> bytes:

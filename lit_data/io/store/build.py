@@ -17,6 +17,7 @@ from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, is_there, publish
+from lit_data.io.store.bands import BandLayout, StoreOptions
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable, list_sources
 from lit_data.io.store.store_retention import Wanted, describe_stale, prune
@@ -54,21 +55,23 @@ class PixelWriter:
     Args:
         stream: The array.
         sources: Files of all images that may come, in order.
+        layout: Which images are in bands.
 
     Attributes:
         notes: How many images each remark was made about.
     """
 
-    def __init__(self, stream: ArrayStream, sources: SourceTable) -> None:
+    def __init__(self, stream: ArrayStream, sources: SourceTable, layout: BandLayout) -> None:
         self.notes: Counter[str] = Counter()
-        self._stream = stream
+        self._stream, self._layout = stream, layout
         self._sources = sources
         self._images = np.zeros(len(sources.firsts), IMAGE_RECORD)
         self._crcs = sources.files["crc32"].copy()
 
     def append(self, number: int, image: DecodedImage) -> None:
         """Write one image; numbers must rise from call to call."""
-        self._stream.append(image.pixels)
+        for part in self._layout.split(image.pixels):
+            self._stream.append(part)
         self._images[number] = (0, *image.pixels.shape[1:], image.crc32)
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
@@ -131,6 +134,7 @@ class BuildOptions:
         wait_s: Longest wait for another process that builds in the same folder.
         rebuild: False raises instead of building anew after sources or options changed.
         progress: Show bars on work that takes long.
+        store: How images lie on the disk.
     """
 
     on_bad: OnBad = "error"
@@ -138,6 +142,7 @@ class BuildOptions:
     wait_s: float = 3600
     rebuild: bool = True
     progress: bool = True
+    store: StoreOptions = StoreOptions(band_px=None)  # noqa: RUF009 - it never changes
 
     def __post_init__(self) -> None:
         check_reading(self.workers, self.on_bad)
@@ -161,7 +166,9 @@ def build_store(sources: Sequence[ImageSource], folder: Path, decoder: Decoder, 
         DataError: Sources are bad.
         StoreError: Or one of its kinds; see ``lit_data.errors``.
     """
-    wanted = Wanted(list_sources(sources, progress=options.progress), decoder.fingerprint, options.on_bad)
+    wanted = Wanted(
+        list_sources(sources, progress=options.progress), decoder.fingerprint, options.on_bad, options.store
+    )
     target = folder / wanted.key
     if is_there(target):
         return target
@@ -214,10 +221,10 @@ def _write_store(
     survey: Survey,
     options: BuildOptions,
 ) -> None:
-    bad = list(survey.skipped)
-    folder, dtype = ArrayWriter(temp), np.dtype(survey.dtype)
-    with folder.stream(PIXELS, dtype, survey.pixels_bytes // dtype.itemsize, checksum=False) as stream:
-        writer = PixelWriter(stream, wanted.sources.take(survey.images))
+    bad, folder, dtype = list(survey.skipped), ArrayWriter(temp), np.dtype(survey.dtype)
+    layout, values = BandLayout(options.store.band_px, dtype.itemsize), survey.pixels_bytes // dtype.itemsize
+    with folder.stream(PIXELS, dtype, values, checksum=False, block_px=layout.block_px) as stream:
+        writer = PixelWriter(stream, wanted.sources.take(survey.images), layout)
         decoded = decode_images(decoder, sources, survey, options.workers)
         with closing(track(decoded, "decoding", len(survey.images), enabled=options.progress)) as images:
             for number, image in enumerate(images):

@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, corrupt, is_count
+from lit_data.io.store.bands import WIDTHS, BandLayout
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 
@@ -75,6 +76,7 @@ class StoreIndex(NamedTuple):
         images: [n] records of ``IMAGE_RECORD``.
         sources: The files behind the images.
         offsets: [n] uint64, where each image begins, in values.
+        layout: Which images are in bands.
     """
 
     folder: ArrayFolder
@@ -82,6 +84,7 @@ class StoreIndex(NamedTuple):
     images: Array
     sources: SourceTable
     offsets: Array
+    layout: BandLayout
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -107,7 +110,15 @@ class StoreIndex(NamedTuple):
         if problem:
             raise corrupt(folder.path / META_NAME, problem)
         offsets -= _count_values(images, facts.channels)
-        return cls(folder, facts, images, SourceTable(names, files, images["first_source"].astype(np.int64)), offsets)
+        table = SourceTable(names, files, images["first_source"].astype(np.int64))
+        return cls(folder, facts, images, table, offsets, _read_layout(folder, facts))
+
+
+def _read_layout(folder: ArrayFolder, facts: StoreFacts) -> BandLayout:
+    height, width = folder.arrays[PIXELS].block_px or (0, None)
+    if height or width not in (None, *WIDTHS):
+        raise corrupt(folder.path / META_NAME, f"no images in blocks of {height} x {width} px are known")
+    return BandLayout(width, facts.item_dtype.itemsize)
 
 
 def _count_values(images: Array, channels: int) -> Array:

@@ -1,10 +1,12 @@
 """The decoded store: all images of a data set, decoded once, in one file that every worker maps and none copies."""
 
 import logging
+import math
 import operator
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Self
 
@@ -12,10 +14,12 @@ import numpy as np
 from rich.filesize import decimal
 
 from lit_data.errors import DataError, show_path
+from lit_data.grid import Ints, cut_patch
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
+from lit_data.io.store.bands import BandedImage, BandFile, BandLayout, BandSizes, StoreOptions
 from lit_data.io.store.build import BuildOptions, build_store
 from lit_data.io.store.index import PIXELS, StoreIndex
 from lit_data.types import Array
@@ -43,7 +47,7 @@ class DecodedStore:
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
-        pixels: [N], the values of all images, planar [C, H, W], image after image.
+        pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see `bands`.
         nbytes: Bytes of all pixels.
         notes: How many images the decoder had each remark about.
         skipped: (first path, what is wrong) of each source that was left out.
@@ -51,7 +55,7 @@ class DecodedStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        self._folder, facts, images, self._sources, offsets = StoreIndex.open(self.path)
+        self._folder, facts, images, self._sources, offsets, layout = StoreIndex.open(self.path)
         self.key, self.channels, self.dtype = self._folder.key, facts.channels, facts.item_dtype
         self.notes, self.skipped = facts.notes, facts.skipped
         self.heights_px = images["height_px"].astype(np.int64)
@@ -60,6 +64,8 @@ class DecodedStore:
         self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
         self.nbytes = self.pixels.nbytes
         self._offsets = offsets.astype(np.int64)
+        self._is_banded = layout.find_banded(self.widths_px)
+        self._bands = self._map_bands(layout) if self._is_banded.any() else None
         self._equal = self._view_equal_sizes()
 
     @classmethod
@@ -87,6 +93,7 @@ class DecodedStore:
         wait_s: float = 3600,
         rebuild: bool = True,
         progress: bool = True,
+        store: StoreOptions | None = None,
     ) -> Self:
         """Open the store of these sources, building it first where it does not exist.
 
@@ -99,6 +106,7 @@ class DecodedStore:
             wait_s: Longest wait for another process that builds in the same folder.
             rebuild: False raises instead of building anew after sources or options changed.
             progress: Show bars on work that takes longer than two seconds.
+            store: How images lie on the disk; by default whole.
 
         Raises:
             ConfigError: An argument is not allowed.
@@ -109,30 +117,55 @@ class DecodedStore:
             StoreCorruptError: The store exists and is damaged.
             StoreError: The folder cannot be read or written.
         """
-        options = BuildOptions(on_bad=on_bad, workers=workers, wait_s=wait_s, rebuild=rebuild, progress=progress)
-        store = cls(build_store(sources, Path(folder), decoder, options))
+        options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or StoreOptions(band_px=None))
+        built = cls(build_store(sources, Path(folder), decoder, options))
         where = show_path(folder)
-        if store.skipped:
-            log.warning("%s: skipped %d bad images; the first: %s", where, len(store.skipped), store.skipped[0][1])
-        for note, images in store.notes.items():
+        if built.skipped:
+            log.warning("%s: skipped %d bad images; the first: %s", where, len(built.skipped), built.skipped[0][1])
+        for note, images in built.notes.items():
             log.info("%s: %d images: %s", where, images, note)
-        return store
+        return built
 
     def __len__(self) -> int:
         return len(self.heights_px)
 
     def __getitem__(self, index: int) -> Array:
-        """One image: [C, H, W], a read-only view of the map."""
+        """One image: [C, H, W], read-only: a view of the map, or a copy of one that is in bands."""
         if self._equal is not None:
             view: Array = self._equal[operator.index(index)]
             return view
-        height_px, width_px, begin = (
-            self.heights_px.item(index),
-            self.widths_px.item(index),
+        found = self.open_image(index)
+        if isinstance(found, BandedImage):
+            found = np.ascontiguousarray(found)
+            found.flags.writeable = False
+        return found
+
+    def open_image(self, index: int) -> "Array | BandedImage":
+        """One image, to be read by slices: [C, H, W]."""
+        shape, begin = (
+            (self.channels, self.heights_px.item(index), self.widths_px.item(index)),
             self._offsets.item(index),
         )
-        values = self.pixels[begin : begin + self.channels * height_px * width_px]
-        return values.reshape(self.channels, height_px, width_px)
+        values = self.pixels[begin : begin + math.prod(shape)]
+        if self._bands is not None and self._is_banded.item(index):
+            return BandedImage(values, shape, self._bands.band_px)
+        return values.reshape(shape)
+
+    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
+        """See `lit_data.io.images.image_source.cut_patches`; the kernel is told all of it before the first is read."""
+        size_px = rows.shape[2:]
+        places = list(zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True))
+        if self._bands is None and rows.flags.c_contiguous:
+            patches = [cut_patch(self[image], top, left, size_px) for image, top, left in places]
+            np.concatenate(patches, out=rows.reshape(-1, *size_px))
+            return
+        if self._bands is not None:
+            self._bands.expect(compress(places, self._is_banded[images]), size_px)
+        for row, (image, top, left) in zip(rows, places, strict=True):
+            if self._bands is not None and self._is_banded.item(image):
+                row[...] = self._bands.open(image)[1].cut(top, left, size_px)
+            else:
+                row[...] = cut_patch(self[image], top, left, size_px)
 
     def __repr__(self) -> str:
         size = decimal(self.nbytes)
@@ -194,9 +227,16 @@ class DecodedStore:
             what = f"{show_path(path)}: the source has CRC-32 {found:08x}, expected {expected:08x}; it changed"
             yield "" if found == expected else what
 
+    def _map_bands(self, layout: BandLayout) -> BandFile | None:
+        if layout.band_px is None:
+            return None
+        data, values = self._folder.map_again(PIXELS)
+        sizes = BandSizes(self.channels, self.heights_px, self.widths_px, self._offsets)
+        return BandFile(data, values, layout.band_px, sizes)
+
     def _view_equal_sizes(self) -> Array | None:
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
-        if (self.heights_px != height_px).any() or (self.widths_px != width_px).any():
+        if self._bands is not None or (self.heights_px != height_px).any() or (self.widths_px != width_px).any():
             return None
         return self.pixels.reshape(len(self), self.channels, height_px, width_px)
 

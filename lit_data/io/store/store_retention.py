@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lit_data.errors import StoreError, show_path
 from lit_data.io.store.arrays import is_there
+from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.index import VERSION, StoreIndex
 from lit_data.io.store.sources import SourceTable, describe_change
 from lit_data.io.temp import remove_folder
@@ -26,16 +27,19 @@ class Wanted:
         sources: The source files as they are now.
         decoder: Fingerprint of the decoder.
         on_bad: What to do with bad sources.
+        store: How images lie on the disk.
     """
 
     sources: SourceTable
     decoder: str
     on_bad: str
+    store: StoreOptions = StoreOptions(band_px=None)  # noqa: RUF009 - it never changes
 
     @property
     def key(self) -> str:
         """Name of the store: SHA-256 over all of this and the version of the layout."""
-        return self.sources.digest(str(VERSION), self.decoder, self.on_bad)
+        layout = () if self.store.band_px is None else (f"bands of {self.store.band_px} px",)
+        return self.sources.digest(str(VERSION), self.decoder, self.on_bad, *layout)
 
 
 def describe_stale(folder: Path, wanted: Wanted) -> str | None:
@@ -78,7 +82,7 @@ def _list_stores(folder: Path) -> list[Path]:
 def _describe_difference(path: Path, wanted: Wanted) -> str:
     """What changed since a store was built; "" if it holds other files altogether."""
     try:
-        _, facts, _, sources, _ = StoreIndex.open(path)
+        _, facts, _, sources, _, layout = StoreIndex.open(path)
     except StoreError:
         return "the store there cannot be read by this version"
     files = describe_change(sources, wanted.sources, [name for name, _ in facts.skipped])
@@ -86,6 +90,8 @@ def _describe_difference(path: Path, wanted: Wanted) -> str:
         return ""
     on_bad = f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}" if facts.on_bad != wanted.on_bad else ""
     options = _describe_options(facts.decoder, wanted.decoder)
+    old, new = layout.band_px, wanted.store.band_px
+    options += [f"store.band_px {old} -> {new}"] if old != new else []
     return "; ".join(filter(None, [files, on_bad, *options])) or "a file that was skipped"
 
 

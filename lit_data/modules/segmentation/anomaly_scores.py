@@ -85,7 +85,8 @@ class AnomalyScores(PixelScores):
     def compute(self) -> dict[str, Tensor]:
         """The scores; those of pixels are 0 where there are no defects."""
         false, true = (counts / counts[-1].clamp(min=1) for counts in self.count_above())
-        overlap = self.regions.flip(0).cumsum(0) / self.region_count.clamp(min=1)
+        above = self.regions.cpu().flip(0).cumsum(0)  # CUDA adds up floats in any order
+        overlap = above.to(self.regions.device) / self.region_count.clamp(min=1)
         dice = self.dice_curve()
         found = super().compute() | self._score_images()
         found["pixel_auroc"] = _area(false, true, 1.0)

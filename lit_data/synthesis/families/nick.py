@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_data.devices import constant
 from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
 from lit_data.synthesis.outlines import band
 from lit_data.synthesis.windows import SEARCH_PX
@@ -60,8 +61,8 @@ class Nick(Family):
         windows = pixels.windows
         shift_y, shift_x = windows.edge
         radius = parameters["radius_px"].view(-1) + 1
-        y = (windows.nearest_y + shift_y)[:, None] + radius[:, None] * radius.new_tensor(_COMPASS_Y)
-        x = (windows.nearest_x + shift_x)[:, None] + radius[:, None] * radius.new_tensor(_COMPASS_X)
+        y = (windows.nearest_y + shift_y)[:, None] + radius[:, None] * constant(_COMPASS_Y, radius.device)
+        x = (windows.nearest_x + shift_x)[:, None] + radius[:, None] * constant(_COMPASS_X, radius.device)
         sign = windows.strength.sign()[:, None]
         around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
         level = (around * sign[..., None]).amax(1) * sign

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.patch_source import cut_patch
 from lit_data.errors import DataError, StoreCorruptError
-from lit_data.grid import Edges, PatchGrid
+from lit_data.grid import Edges, PatchGrid, cut_patch
 from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, ImageSource
 from lit_data.io.images import image_source as files_module
 from lit_data.io.images.header_scan import Survey

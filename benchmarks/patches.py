@@ -1,0 +1,276 @@
+"""Mode ``patches``: patches of large images from a page cache that holds them and from one that holds nothing."""
+
+import gc
+import importlib.util
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from lit_data.commands.benchmarks.options import Suite
+from lit_data.commands.benchmarks.table import collect, report_lines
+from lit_data.datasets import StripeDataset
+from lit_data.grid import PatchGrid
+from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
+from lit_data.io.progress import track
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.options import WorkerKind
+from lit_data.types import Array
+
+COLUMNS: Final = (
+    "way", "cold_per_s", "warm_per_s", "cold_ratio", "warm_ratio", "amplification", "note",
+)  # fmt: skip
+_HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
+_CHANNELS: Final = 3
+_BATCH: Final = 32
+_TILE_PX: Final = 128
+_SHARD_PX: Final = 1024
+
+Open = Callable[[], Iterator[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchesSuite(Suite):
+    """Patches of large images in random order, from a page cache that holds them and from one that holds nothing.
+
+    A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and as it was, with its own loader;
+    ``tiff`` (tiles of 128 px, read by tifffile), ``zarr`` (chunks of 64 px in shards of 1,024) and ``hdf5`` (chunks of
+    64 px) are read in the workers of torch's DataLoader, none of them compressed. Columns: patches per second
+    ``cold_per_s`` and ``warm_per_s`` after the first batch; their ratios to ``whole``; ``amplification``, bytes read
+    from the disk over bytes of the patches; ``note``, why a way was not measured. The warm lap takes the patches of the
+    cold one again.
+
+    Args:
+        images: How many are made, of noise.
+        side_px: Their height and width, 3 channels of uint8.
+        patch_px: Side of a patch.
+        stride_px: Distance between patches of the grid.
+        batches: Measured in each repeat.
+        workers: Of each loader.
+        worker_kind: Of lit_data's loader: `inline`, `thread` or `process`.
+        band_px: Of the store in bands.
+    """
+
+    images: int = 24
+    side_px: int = 4096
+    patch_px: int = 128
+    stride_px: int = 112
+    batches: int = 60
+    workers: int = 2
+    worker_kind: WorkerKind = "process"
+    band_px: int = 64
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        folder = Path(cfg.paths.run)
+        with TemporaryDirectory(dir=cfg.paths.get("cache") or folder, prefix="patches-") as temp:
+            ways = _make_ways(Path(temp), self)
+            missing = {name: f"{name} is not installed" for name in ways if not _is_there(name)}
+            found: dict[str, list[_Lap]] = {name: [] for name in ways if name not in missing}
+            files = [path for path in Path(temp).rglob("*") if path.is_file()]
+            for _ in range(self.repeats):
+                for name, laps in found.items():
+                    drop_from_cache(files)
+                    laps += [_measure(ways[name], self, warm=warm) for warm in (False, True)]
+        lines = [_make_line(name, found.get(name, []), found["whole"], missing.get(name, "")) for name in ways]
+        title = f"{self.images} images of {self.side_px} x {self.side_px} x {_CHANNELS}, patches of {self.patch_px} px"
+        report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS)
+        return collect(lines, COLUMNS[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    is_warm: bool
+    per_s: float
+    amplification: float
+
+
+class RegionPatches(Dataset[Array]):
+    """Patches of images in files of another format, opened in each worker.
+
+    Args:
+        open_images: Gives what is read by slices for each image.
+        grid: Of the patches.
+    """
+
+    def __init__(self, open_images: Callable[[], Sequence[Any]], grid: PatchGrid) -> None:
+        self._open, self._grid = open_images, grid
+        self._images: Sequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._grid)
+
+    def __getitem__(self, index: int) -> Array:
+        if self._images is None:
+            self._images = self._open()
+        (image,), (y,), (x,) = (values.tolist() for values in self._grid.locate(np.array([index])))
+        height, width = self._grid.patch_px
+        return np.asarray(self._images[image][:, y : y + height, x : x + width])
+
+
+def drop_from_cache(files: Sequence[Path]) -> None:
+    """Have the kernel forget the pages of files that nobody maps."""
+    for path in files:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def _make_ways(folder: Path, options: PatchesSuite) -> dict[str, Open]:
+    sources = _make_images(folder, options)
+    sizes = np.full(options.images, options.side_px)
+    grid = PatchGrid(sizes, sizes, options.patch_px, options.stride_px)
+    banded, whole = (_build_store(sources, folder, side) for side in (options.band_px, None))
+    ways: dict[str, Open] = {
+        name: partial(_open_ours, path, grid, options) for name, path in (("bands", banded), ("whole", whole))
+    }
+    readers: dict[str, Callable[[], Sequence[Any]]] = {
+        "tiff": partial(_open_tiff, folder / "tiff", options.images),
+        "zarr": partial(_open_zarr, folder / "zarr", options.images),
+        "hdf5": partial(_open_hdf5, folder / "images.h5"),
+    }
+    store = DecodedStore.open(whole)
+    for name, write in (("tiff", _write_tiff), ("zarr", _write_zarr), ("hdf5", _write_hdf5)):
+        if _is_there(name):
+            write(store, folder)
+        ways[name] = partial(_open_torch, RegionPatches(readers[name], grid), options)
+    return ways
+
+
+def _make_images(folder: Path, options: PatchesSuite) -> list[ImageSource]:
+    sources = []
+    for number in track(range(options.images), "making images", options.images):
+        image = np.random.default_rng(number).integers(0, 256, (_CHANNELS, *[options.side_px] * 2), np.uint8)
+        np.save(folder / f"{number}.npy", image)
+        sources.append(ImageSource((str(folder / f"{number}.npy"),)))
+    return sources
+
+
+def _build_store(sources: Sequence[ImageSource], folder: Path, band_px: int | None) -> Path:
+    layout = StoreOptions(band_px=band_px)
+    return DecodedStore.build(sources, folder / f"store-{band_px}", decoder=ImageDecoder(), store=layout).path
+
+
+def _open_ours(path: Path, grid: PatchGrid, options: PatchesSuite) -> Iterator[Mapping[str, Any]]:
+    kind = LoaderOptions(
+        batch_size=_BATCH, num_workers=options.workers, worker_kind=options.worker_kind, drop_last=True
+    )
+    loader = MicroBatchLoader(StripeDataset(DecodedStore.open(path), grid), kind, shuffle=True)
+    try:
+        yield from loader
+    finally:
+        loader.close()
+
+
+def _open_torch(dataset: Dataset[Array], options: PatchesSuite) -> Iterator[Mapping[str, Tensor]]:
+    order = torch.Generator().manual_seed(0)
+    loader = DataLoader(dataset, _BATCH, shuffle=True, num_workers=options.workers, drop_last=True, generator=order)
+    for images in loader:
+        yield {"image": images}
+
+
+def _open_tiff(folder: Path, count: int) -> Sequence[Any]:
+    import tifffile
+    import zarr
+
+    return [zarr.open(tifffile.imread(folder / f"{number}.tif", aszarr=True), mode="r") for number in range(count)]
+
+
+def _open_zarr(folder: Path, count: int) -> Sequence[Any]:
+    import zarr
+
+    return [zarr.open(str(folder / f"{number}.zarr"), mode="r") for number in range(count)]
+
+
+def _open_hdf5(path: Path) -> Sequence[Any]:
+    import h5py
+
+    file = h5py.File(path, "r")
+    return [file[str(number)] for number in range(len(file))]
+
+
+def _write_tiff(store: DecodedStore, folder: Path) -> None:
+    import tifffile
+
+    (folder / "tiff").mkdir()
+    for number in range(len(store)):
+        tile = (_TILE_PX, _TILE_PX)
+        path = folder / "tiff" / f"{number}.tif"
+        tifffile.imwrite(path, store[number], tile=tile, photometric="rgb", planarconfig="separate")
+
+
+def _write_zarr(store: DecodedStore, folder: Path) -> None:
+    import zarr
+
+    for number in range(len(store)):
+        image, side = store[number], min(_SHARD_PX, -(-int(store.heights_px[number]) // 64) * 64)
+        array = zarr.create_array(
+            str(folder / "zarr" / f"{number}.zarr"),
+            shape=image.shape,
+            dtype="u1",
+            chunks=(_CHANNELS, 64, 64),
+            shards=(_CHANNELS, side, side),
+            compressors=None,
+        )
+        array[...] = image
+
+
+def _write_hdf5(store: DecodedStore, folder: Path) -> None:
+    import h5py
+
+    with h5py.File(folder / "images.h5", "w") as file:
+        for number in range(len(store)):
+            file.create_dataset(str(number), data=store[number], chunks=(_CHANNELS, 64, 64))
+
+
+def _is_there(name: str) -> bool:
+    packages = {"tiff": ("zarr",), "zarr": ("zarr",), "hdf5": ("h5py",)}.get(name, ())
+    return all(importlib.util.find_spec(package) for package in packages)
+
+
+def _measure(open_batches: Open, options: PatchesSuite, *, warm: bool) -> _Lap:
+    read_bytes, taken_bytes, count, began_s = _count_read_bytes(), 0, 0, 0.0
+    batches = open_batches()
+    for number, batch in enumerate(islice(batches, options.batches + 1)):
+        began_s = began_s if number else time.perf_counter()
+        count += len(batch["image"]) if number else 0
+        taken_bytes += batch["image"].nbytes
+    elapsed_s = time.perf_counter() - began_s
+    del batches  # ends the workers, whose reading then counts as ours
+    gc.collect()
+    return _Lap(warm, count / elapsed_s, (_count_read_bytes() - read_bytes) / taken_bytes)
+
+
+def _count_read_bytes() -> int:
+    """What this process and its ended children had read from the disk."""
+    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes"))
+    return int(line.split()[1])
+
+
+def _make_line(name: str, laps: Sequence[_Lap], reference: Sequence[_Lap], note: str) -> dict[str, Any]:
+    def middle(laps: Sequence[_Lap], *, warm: bool) -> float:
+        return median([lap.per_s for lap in laps if lap.is_warm is warm] or [math.nan])
+
+    line: dict[str, Any] = {"way": name, "note": note}
+    for warm, word in ((False, "cold"), (True, "warm")):
+        line[f"{word}_per_s"] = middle(laps, warm=warm)
+        line[f"{word}_ratio"] = line[f"{word}_per_s"] / middle(reference, warm=warm)
+    line["amplification"] = median([lap.amplification for lap in laps if not lap.is_warm] or [math.nan])
+    return line

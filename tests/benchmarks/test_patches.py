@@ -1,0 +1,41 @@
+"""`python -m benchmarks patches`: every way that is installed reads patches, and what is measured is written."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from benchmarks.__main__ import run as measure
+from benchmarks.patches import COLUMNS, RegionPatches
+from lit_data.grid import PatchGrid
+
+TOY = ["suite.images=2", "suite.side_px=1100", "suite.batches=2", "suite.repeats=1", "suite.worker_kind=thread"]
+
+
+@pytest.mark.usefixtures("small_runs_are_fast")
+def test_the_store_is_measured_in_bands_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert measure(["patches", *TOY, f"paths.cache={tmp_path}", f"paths.run={folder}"]) == 0
+    with (folder / "benchmark.csv").open(newline="") as file:
+        rows = {row["way"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["bands", "whole", "tiff", "zarr", "hdf5"]
+    assert tuple(rows["bands"]) == COLUMNS
+    for name in ("bands", "whole"):
+        assert float(rows[name]["cold_per_s"]) > 0
+        assert float(rows[name]["warm_per_s"]) > 0
+    assert float(rows["whole"]["warm_ratio"]) == 1
+    shown = capsys.readouterr().out
+    assert "2 images of 1100 x 1100 x 3, patches of 128 px" in shown
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("patches-")]
+
+
+def test_regions_of_another_format_are_the_patches_of_the_grid() -> None:
+    image = np.arange(3 * 40 * 60, dtype=np.int32).reshape(3, 40, 60)
+    grid = PatchGrid([40], [60], 16, 10)
+    (batch,) = DataLoader(RegionPatches(lambda: [image], grid), len(grid))
+    _, y, x = grid.locate(np.arange(len(grid)))
+    wanted = [image[:, top : top + 16, left : left + 16] for top, left in zip(y, x, strict=True)]
+    np.testing.assert_array_equal(batch.numpy(), np.stack(wanted))

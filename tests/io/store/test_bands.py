@@ -1,0 +1,171 @@
+"""Large images in bands: they read as the same images whole, whatever part is asked for."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datamodules import InspectionDataModule, StripeDataModule, WatermarkDataModule
+from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.errors import ConfigError, StoreCorruptError
+from lit_data.grid import cut_patch
+from lit_data.inference.sources import open_source
+from lit_data.inference.tiling import TileAxis
+from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
+from lit_data.io.images.image_source import cut_patches
+from lit_data.io.images.writing import write_png
+from lit_data.io.store.arrays import META_NAME, encode_meta, read_meta
+from lit_data.io.store.bands import BandedImage
+from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
+from lit_data.synthesis.watermarks import WatermarkSpec
+from lit_data.types import Array
+
+MakeStore = Callable[..., DecodedStore]
+SHAPES = ((3, 130, 1100), (3, 64, 1024), (3, 63, 2000), (3, 200, 40), (3, 257, 1024))
+BANDED = [True, True, True, False, True]
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> MakeStore:
+    def make(images: list[Array], **options: object) -> DecodedStore:
+        sources = []
+        for number, image in enumerate(images):
+            path = tmp_path / f"{number}.npy"
+            if not path.exists():
+                np.save(path, image)
+            sources.append(ImageSource((str(path),)))
+        store = StoreOptions(**options)  # type: ignore[arg-type]
+        return DecodedStore.build(sources, tmp_path / "cache", decoder=ImageDecoder(), store=store)
+
+    return make
+
+
+def draw(dtype: str = "uint8", channels: int = 3) -> list[Array]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, 256, (channels, *shape[1:])).astype(dtype) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("band_px", [32, 64, 128])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_bands_hold_the_images(make_store: MakeStore, dtype: str, band_px: int) -> None:
+    images = draw(dtype)
+    store = make_store(images, band_px=band_px)
+    for number, image in enumerate(images):
+        np.testing.assert_array_equal(store[number], image)
+        assert store[number].dtype == dtype
+        assert not store[number].flags.writeable
+    assert store.verify() == []
+    copy = pickle.loads(pickle.dumps(store))
+    np.testing.assert_array_equal(copy[-1], images[-1])
+
+
+def test_small_images_stay_whole(make_store: MakeStore) -> None:
+    store = make_store(draw())
+    assert [isinstance(store.open_image(number), BandedImage) for number in range(len(store))] == BANDED
+    assert store.nbytes == sum(image.nbytes for image in draw())
+
+
+def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
+    images = draw()
+    banded, whole = make_store(images), make_store(images, band_px=None)
+    rng = np.random.default_rng(1)
+    for height, width in ((1, 1), (64, 64), (100, 70), (128, 300), (300, 30)):
+        numbers, tops, lefts = rng.integers(0, 5, 40), rng.integers(-200, 250, 40), rng.integers(-200, 1200, 40)
+        found, wanted = np.zeros((2, 40, 3, height, width), np.uint8)
+        banded.cut_into(numbers, tops, lefts, found)
+        whole.cut_into(numbers, tops, lefts, wanted)
+        np.testing.assert_array_equal(found, wanted)
+        row, patch = found[0], cut_patch(images[numbers[0]], int(tops[0]), int(lefts[0]), (height, width))
+        np.testing.assert_array_equal(row, patch)
+
+
+def test_an_image_is_read_by_slices(make_store: MakeStore) -> None:
+    images = draw()
+    store = make_store(images)
+    opened = store.open_image(0)
+    for part in (np.s_[:, 3:70, :], np.s_[:1, :, 900:], np.s_[:, -5:, 64:128], np.s_[1:, 10:10, :]):
+        np.testing.assert_array_equal(opened[part], images[0][part])
+    assert (opened.shape, opened.dtype) == (images[0].shape, np.uint8)
+
+
+def test_partial_masks_cut_their_patches_only(make_store: MakeStore) -> None:
+    rng = np.random.default_rng(0)
+    masks = make_store([rng.integers(0, 2, (1, 130, 1100), np.uint8) for _ in range(2)])
+    images = make_store([np.zeros((1, 130, 1100), np.uint8)] * 2, band_px=None)
+    partial = PartialMasks(images, np.arange(2), masks, np.array([-1, 1]), np.array([4, 7]))
+    rows = np.full((3, 1, 40, 40), 9, np.uint8)
+    cut_patches(partial, np.array([0, 1, 0]), np.array([5, 6, 7]), np.array([1000, 500, 3]), rows)
+    assert not rows[[0, 2]].any()
+    np.testing.assert_array_equal(rows[1], 7 * masks[1][:, 6:46, 500:540])
+
+
+def test_another_side_makes_another_store(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
+    images = draw()
+    whole, banded = make_store(images, band_px=None), make_store(images)
+    assert whole.key != banded.key
+    assert "building the decoded store anew: store.band_px None -> 64" in caplog.text
+    assert make_store(images, band_px=None).path == whole.path
+
+
+@pytest.mark.parametrize("band_px", [0, 48, 63, 512, True])
+def test_sides_that_are_none(band_px: int) -> None:
+    with pytest.raises(ConfigError, match=r"store.band_px=.* must be one of 32, 64, 128, 256, or null"):
+        StoreOptions(band_px=band_px)
+
+
+@pytest.mark.parametrize("band_px", [[64, 64], [0, 48], [64], [0, -64], [0, 64.0], "64"])
+def test_bands_that_no_version_writes(make_store: MakeStore, band_px: object) -> None:
+    store = make_store(draw())
+    meta = store.path / META_NAME
+    fields = read_meta(meta)
+    fields["arrays"]["pixels"]["block_px"] = band_px
+    meta.write_bytes(encode_meta(fields))
+    with pytest.raises(StoreCorruptError):
+        DecodedStore.open(store.path)
+
+
+def test_damage_in_a_band_is_found(make_store: MakeStore) -> None:
+    store = make_store(draw())
+    path = store.path / "pixels.npy"
+    data = bytearray(path.read_bytes())
+    data[128] ^= 1
+    path.write_bytes(data)
+    (problem,) = DecodedStore.open(store.path).verify()
+    assert "0.npy: the stored pixels have CRC-32" in problem
+
+
+def test_tiles_of_a_prediction_are_those_of_the_image(make_store: MakeStore) -> None:
+    images = draw()
+    source, whole = open_source(0, make_store(images).open_image(0)), open_source(0, images[0])
+    rows, columns = (TileAxis(length, 100, (0, length - 60), (), ()) for length in (130, 1100))
+    for tile, wanted in zip(source.cut(rows, columns), whole.cut(rows, columns), strict=True):
+        np.testing.assert_array_equal(tile, wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (StripeDataModule, {"layout": "channels", "synthesis": DefectSpec()}),
+        (InspectionDataModule, {"synthesis": DefectSpec()}),
+        (WatermarkDataModule, {"synthesis": WatermarkSpec()}),
+    ],
+)
+def test_bands_change_no_batch(make: Callable[..., Any], options: dict[str, object], tmp_path: Path) -> None:
+    rng, taken = np.random.default_rng(0), []
+    for number in range(6):
+        write_png(tmp_path / "images" / f"{number}.png", rng.integers(0, 256, (160, 1100, 3), np.uint8))
+    for store, is_banded in ((StoreOptions(), True), (StoreOptions(band_px=None), False)):
+        loader = LoaderOptions(batch_size=8, num_workers=0)
+        given = {"root": str(tmp_path / "images"), "cache_dir": str(tmp_path), "store": store, "loader": loader}
+        data = make(patch_px=96, **given, **options)
+        data.prepare_data()
+        data.setup("fit")
+        assert isinstance(data.bank.open_image(0), BandedImage) is is_banded
+        taken.append([data.transform(batch, "train") for batch in data.train_dataloader()])
+    for banded, whole in zip(*taken, strict=True):
+        torch.testing.assert_close(banded, whole, rtol=0, atol=0)

@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,10 @@ from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, is_there, publish
-from lit_data.io.store.bands import BandLayout, StoreOptions
+from lit_data.io.store.bands import BandLayout
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable, list_sources
-from lit_data.io.store.store_retention import Wanted, describe_stale, prune
+from lit_data.io.store.store_retention import Wanted, describe_stale, find_store, prune
 from lit_data.io.store.writer import explain_errors, keep_private, no_space
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
@@ -134,7 +134,7 @@ class BuildOptions:
         wait_s: Longest wait for another process that builds in the same folder.
         rebuild: False raises instead of building anew after sources or options changed.
         progress: Show bars on work that takes long.
-        store: How images lie on the disk.
+        band_px: Width of the bands of wide images; None keeps all whole.
     """
 
     on_bad: OnBad = "error"
@@ -142,7 +142,7 @@ class BuildOptions:
     wait_s: float = 3600
     rebuild: bool = True
     progress: bool = True
-    store: StoreOptions = StoreOptions(band_px=None)  # noqa: RUF009 - it never changes
+    band_px: int | None = None
 
     def __post_init__(self) -> None:
         check_reading(self.workers, self.on_bad)
@@ -166,15 +166,15 @@ def build_store(sources: Sequence[ImageSource], folder: Path, decoder: Decoder, 
         DataError: Sources are bad.
         StoreError: Or one of its kinds; see ``lit_data.errors``.
     """
-    wanted = Wanted(
-        list_sources(sources, progress=options.progress), decoder.fingerprint, options.on_bad, options.store
-    )
-    target = folder / wanted.key
-    if is_there(target):
-        return target
+    listed = list_sources(sources, progress=options.progress)
+    wanted = Wanted(listed, decoder.fingerprint, options.on_bad, options.band_px)
+    if found := find_store(folder, wanted):
+        return found
     _tell_stale(folder, wanted, options.rebuild)
     survey = survey_sources(sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress)
-    needed_bytes = _measure_store(survey, wanted.sources)
+    if not BandLayout(options.band_px, np.dtype(survey.dtype).itemsize).find_banded(survey.widths_px).any():
+        wanted = replace(wanted, band_px=None)
+    target, needed_bytes = folder / wanted.key, _measure_store(survey, wanted.sources)
     with explain_errors(folder, needed_bytes):
         folder.mkdir(parents=True, exist_ok=True)
         with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
@@ -222,7 +222,7 @@ def _write_store(
     options: BuildOptions,
 ) -> None:
     bad, folder, dtype = list(survey.skipped), ArrayWriter(temp), np.dtype(survey.dtype)
-    layout, values = BandLayout(options.store.band_px, dtype.itemsize), survey.pixels_bytes // dtype.itemsize
+    layout, values = BandLayout(wanted.band_px, dtype.itemsize), survey.pixels_bytes // dtype.itemsize
     with folder.stream(PIXELS, dtype, values, checksum=False, block_px=layout.block_px) as stream:
         writer = PixelWriter(stream, wanted.sources.take(survey.images), layout)
         decoded = decode_images(decoder, sources, survey, options.workers)

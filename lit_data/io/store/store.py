@@ -117,7 +117,7 @@ class DecodedStore:
             StoreCorruptError: The store exists and is damaged.
             StoreError: The folder cannot be read or written.
         """
-        options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or StoreOptions(band_px=None))
+        options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store.band_px if store else None)
         built = cls(build_store(sources, Path(folder), decoder, options))
         where = show_path(folder)
         if built.skipped:

@@ -2,12 +2,12 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lit_data.errors import StoreError, show_path
 from lit_data.io.store.arrays import is_there
-from lit_data.io.store.bands import StoreOptions
+from lit_data.io.store.bands import BandLayout
 from lit_data.io.store.index import VERSION, StoreIndex
 from lit_data.io.store.sources import SourceTable, describe_change
 from lit_data.io.temp import remove_folder
@@ -27,19 +27,35 @@ class Wanted:
         sources: The source files as they are now.
         decoder: Fingerprint of the decoder.
         on_bad: What to do with bad sources.
-        store: How images lie on the disk.
+        band_px: Width of the bands of wide images.
     """
 
     sources: SourceTable
     decoder: str
     on_bad: str
-    store: StoreOptions = StoreOptions(band_px=None)  # noqa: RUF009 - it never changes
+    band_px: int | None = None
 
     @property
     def key(self) -> str:
         """Name of the store: SHA-256 over all of this and the version of the layout."""
-        layout = () if self.store.band_px is None else (f"bands of {self.store.band_px} px",)
+        layout = () if self.band_px is None else (f"bands of {self.band_px} px",)
         return self.sources.digest(str(VERSION), self.decoder, self.on_bad, *layout)
+
+
+def find_store(folder: Path, wanted: Wanted) -> Path | None:
+    """The store that fits: one with the wanted bands, or one of whole images that are too narrow for bands.
+
+    Raises:
+        StoreError: One of whole images cannot be read.
+    """
+    target, whole = folder / wanted.key, folder / replace(wanted, band_px=None).key
+    if is_there(target):
+        return target
+    if not is_there(whole):
+        return None
+    index = StoreIndex.open(whole)
+    layout = BandLayout(wanted.band_px, index.layout.itemsize)
+    return None if layout.find_banded(index.images["width_px"]).any() else whole
 
 
 def describe_stale(folder: Path, wanted: Wanted) -> str | None:
@@ -90,9 +106,8 @@ def _describe_difference(path: Path, wanted: Wanted) -> str:
         return ""
     on_bad = f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}" if facts.on_bad != wanted.on_bad else ""
     options = _describe_options(facts.decoder, wanted.decoder)
-    old, new = layout.band_px, wanted.store.band_px
-    options += [f"store.band_px {old} -> {new}"] if old != new else []
-    return "; ".join(filter(None, [files, on_bad, *options])) or "a file that was skipped"
+    bands = f"store.band_px {layout.band_px} -> {wanted.band_px}" if layout.band_px != wanted.band_px else ""
+    return "; ".join(filter(None, [files, on_bad, *options])) or bands or "a file that was skipped"
 
 
 def _describe_options(old: str, new: str) -> list[str]:

@@ -112,6 +112,13 @@ def test_another_side_makes_another_store(make_store: MakeStore, caplog: pytest.
     assert make_store(images, band_px=None).path == whole.path
 
 
+def test_images_that_are_all_narrow_have_one_store(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
+    images = [np.zeros((3, 200, 1000), np.uint8)]
+    paths = {make_store(images, band_px=band_px).path for band_px in (64, None, 32)}
+    assert len(paths) == 1
+    assert "anew" not in caplog.text
+
+
 @pytest.mark.parametrize("band_px", [0, 48, 63, 512, True])
 def test_sides_that_are_none(band_px: int) -> None:
     with pytest.raises(ConfigError, match=r"store.band_px=.* must be one of 32, 64, 128, 256, or null"):

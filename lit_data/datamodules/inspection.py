@@ -125,11 +125,10 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         self.source: InspectionFiles = InspectionFiles.of(locals())
         self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
         check_choice("similar", similar, ("together", "apart"))
-        self.synthesis, self.classes = synthesis, self.source.classes
+        self.synthesis, self.classes, self.value_range = synthesis, self.source.classes, value_range
         self._check_synthesis()
-        self.patch_px = pair_px("patch_px", patch_px)
+        self.augment, self.patch_px = augment, pair_px("patch_px", patch_px)
         self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
-        self.value_range, self.augment = value_range, augment
         self.sampling = Sampling(
             options=sampling or SamplingOptions(), classes=tuple(self.classes or ()), seed=self.loader.seed
         )

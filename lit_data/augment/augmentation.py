@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lit_data.errors import ConfigError
 
 BOX_COLUMNS = 6
+_PIECE_BYTES = 2**19
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,23 @@ class Layers:
 
     def _fits(self, masks: Tensor) -> bool:
         return masks.ndim == 4 and masks.shape[0] == self.images.shape[0] and masks.shape[2:] == self.images.shape[2:]
+
+
+def in_pieces(change: Callable[..., Tensor], images: Tensor, *numbers: Tensor | None) -> Tensor:
+    """Change images; on a CPU a few at a time, which stay in its caches from one step of the change to the next.
+
+    Args:
+        change: Gets images [b, C, H, W] and the numbers of each; returns images of the same shape.
+        images: [B, C, H, W].
+        numbers: [B, ...] each, or none.
+    """
+    if images.device.type != "cpu" or torch.compiler.is_compiling():
+        return change(images, *numbers)
+    step, changed = max(1, _PIECE_BYTES // images[:1].nbytes), torch.empty_like(images)
+    for first in range(0, len(images), step):
+        part = slice(first, first + step)
+        changed[part] = change(images[part], *(None if given is None else given[part] for given in numbers))
+    return changed
 
 
 def _describe(tensor: Tensor) -> str:

@@ -1,20 +1,19 @@
 """`ColourJitter`: hue, saturation and value of RGB images."""
 
-import math
 from collections.abc import Mapping
 from typing import Final
 
 import torch
-from kornia.color import hsv_to_rgb, rgb_to_hsv
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from lit_data.augment.augmentation import Augmentation, Layers
+from lit_data.augment.augmentation import Augmentation, Layers, in_pieces
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
 _KEY: Final = "augment_colour"
 _RGB: Final = 3
+_TINY: Final = 1e-30
 
 
 class ColourJitter(Augmentation):
@@ -60,9 +59,38 @@ class ColourJitter(Augmentation):
         if layers.images.shape[1] != _RGB:
             raise ConfigError(f"images have {layers.images.shape[1]} channels: colours need the three of RGB")
         turn, saturation, value = (2 * draws[_KEY] - 1)[..., None, None].unbind(dim=1)
-        hues, saturations, values = rgb_to_hsv(layers.images).unbind(dim=1)
-        hues = (hues + 2 * math.pi * self.hue * turn) % (2 * math.pi)
-        saturations = (saturations * (1 + self.saturation * saturation)).clamp_(0, 1)
-        values = (values * (1 + self.value * value)).clamp_(0, 1)
-        images: Tensor = hsv_to_rgb(torch.stack((hues, saturations, values), dim=1))
-        return Layers(images.clamp(0, 1), layers.masks, layers.boxes)
+        factors = 6 * self.hue * turn, 1 + self.saturation * saturation, 1 + self.value * value
+        return Layers(in_pieces(change_colours, layers.images, *factors), layers.masks, layers.boxes)
+
+
+def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """Turn hues and multiply saturations and values, without a way through HSV.
+
+    Of the largest channel V, the difference C to the smallest, and the hue h in sixths of the circle from red, -3..3,
+    red is V - C (clip(|h|, 1, 2) - 1), and green and blue are V - C (2 - clip(|h +- 1|, 1, 2)).
+
+    Args:
+        images: [B, 3, H, W] float32 in 0..1; R, G, B.
+        turn: [B, 1, 1] in sixths of the circle.
+        saturation: [B, 1, 1] factor; what it makes larger than 1 becomes 1.
+        value: [B, 1, 1] factor, the same.
+
+    Returns:
+        [B, 3, H, W] float32 in 0..1.
+    """
+    red, green, blue = images.unbind(dim=1)
+    most = torch.maximum(torch.maximum(red, green), blue)
+    least = torch.minimum(torch.minimum(red, green), blue)
+    span = most - least
+    # No fused multiply and add here: whether it rounds in between depends on where a pixel lies in the batch.
+    hue = (red - green).sub_(blue).add_(least).div_(span.clamp(min=_TINY)).neg_().add_(1)
+    hue = torch.copysign(hue, green - blue).add_(turn)
+    hue.sub_(hue.div(6).round_().mul_(6))
+    factor = torch.minimum(most.clamp(min=_TINY).reciprocal_(), value)
+    span = torch.minimum(span.mul_(saturation), most).mul_(factor)
+    most.mul_(factor)
+    low = most - span.mul(2)
+    red = (most + span).sub_(hue.abs().clamp_(1, 2).mul_(span))
+    green = (hue + 1).abs_().clamp_(1, 2).mul_(span).add_(low)
+    blue = hue.sub_(1).abs_().clamp_(1, 2).mul_(span).add_(low)
+    return torch.stack((red, green, blue), dim=1).clamp_(0, 1)

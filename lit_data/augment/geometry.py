@@ -22,7 +22,7 @@ from lit_data.augment.matrices import (
     move_points,
     turn_covers,
 )
-from lit_data.augment.warping import Padding, gather, sample, sampling_grid, whole_index
+from lit_data.augment.warping import Padding, WholeMoves, sample, sampling_grid
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
@@ -232,8 +232,8 @@ class Geometry(Augmentation):
             return _cut(images, crop), None if masks is None else _cut(masks, crop)
         inverse = invert(matrix)
         if self.moves_whole_pixels:
-            index, inside = whole_index(inverse, size, crop, self.padding)
-            return gather(images, index, inside), None if masks is None else gather(masks, index, inside)
+            moves = WholeMoves.of(inverse, size, crop, self.padding)
+            return moves.take(images), None if masks is None else moves.take(masks)
         grid = sampling_grid(inverse, size, crop, tilted=self.perspective > 0)
         moved = sample(images, grid, self.padding)
         return moved, None if masks is None else sample(masks, grid, self.padding, nearest=True)

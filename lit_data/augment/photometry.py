@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from lit_data.augment.augmentation import Augmentation, Layers
+from lit_data.augment.augmentation import Augmentation, Layers, in_pieces
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
 _TRUNCATE: Final = 3.0
 """Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""
 _STEPS: Final = 65536
+_LEAST_WEIGHT: Final = 1e-6
 
 
 def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArray[np.float32]:
@@ -48,6 +49,8 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
     Returns:
         [B, C, H, W] float32.
     """
+    if images.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _blur_planes(images.numpy(), weights.numpy())
     height, width = images.shape[-2:]
     taps = weights.shape[-1]
     planes, kernels = images.reshape(1, -1, height, width), weights.reshape(-1, 1, taps)
@@ -58,6 +61,18 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
     planes = F.conv2d(planes, kernels[..., None], groups=len(kernels))
     planes = F.conv2d(planes, kernels[:, :, None], groups=len(kernels))
     return planes[:, :count].reshape(images.shape)
+
+
+def _blur_planes(images: NDArray[np.float32], weights: NDArray[np.float32]) -> Tensor:
+    """The same on a CPU, plane by plane: a fifth of the time of a convolution of all."""
+    import cv2
+
+    blurred = np.empty(images.shape, np.float32)
+    planes = zip(images.reshape(-1, *images.shape[2:]), weights.reshape(-1, weights.shape[-1]), strict=True)
+    for row, (plane, kernel) in zip(blurred.reshape(-1, *images.shape[2:]), planes, strict=True):
+        taps = kernel[kernel > _LEAST_WEIGHT]
+        cv2.sepFilter2D(plane, cv2.CV_32F, taps, taps, dst=row, borderType=cv2.BORDER_REPLICATE)
+    return torch.from_numpy(blurred)
 
 
 def plane_means(images: Tensor) -> Tensor:
@@ -88,8 +103,12 @@ def power(images: Tensor, exponents: Tensor) -> Tensor:
     """
     if images.device.type != "cpu":
         return images.pow(exponents)
-    # On a CPU torch rounds the last pixels of each thread's share in another way than the rest; NumPy does not.
-    return torch.from_numpy(np.power(images.numpy(), exponents.numpy()))
+    # On a CPU torch rounds the last pixels of each thread's share in another way than the rest; NumPy does not, and its
+    # logarithm and exponential together take a fifth of the time of its power.
+    with np.errstate(divide="ignore"):
+        found = np.log(images.numpy())
+    found *= exponents.numpy()
+    return torch.from_numpy(np.exp(found, out=found))
 
 
 FIELD_PX: Final = 1024
@@ -118,6 +137,8 @@ def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
     Returns:
         [..., height_px, width_px] float32 normal noise with variance 1, on the device of the draws.
     """
+    if draws.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _cut_windows(draws, height_px, width_px)
     start = (draws[..., :2] * FIELD_PX).long()
     rows = (start[..., 0, None] + torch.arange(height_px, device=draws.device)) % FIELD_PX
     columns = (start[..., 1, None] + torch.arange(width_px, device=draws.device)) % FIELD_PX
@@ -125,6 +146,21 @@ def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
     field: Tensor = noise_field(draws.device)
     window = field[rows[..., :, None], columns[..., None, :]]
     return window * sign[..., None, None]
+
+
+def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
+    """The same on a CPU, where a slice of the field is copied far faster than an index."""
+    field, flat = noise_field(draws.device).numpy(), draws.reshape(-1, NOISE_DRAWS)
+    windows = np.empty((len(flat), height_px, width_px), np.float32)
+    starts = (flat[:, :2] * FIELD_PX).long().tolist()
+    for window, (top, left), sign in zip(windows, starts, flat[:, 2].tolist(), strict=True):
+        if top + height_px <= FIELD_PX and left + width_px <= FIELD_PX:
+            found = field[top : top + height_px, left : left + width_px]
+        else:
+            rows, columns = (np.arange(a, a + n) for a, n in ((top, height_px), (left, width_px)))
+            found = field.take(rows, axis=0, mode="wrap").take(columns, axis=1, mode="wrap")
+        np.multiply(found, np.float32(-1 if sign < 0.5 else 1), out=window)
+    return torch.from_numpy(windows).view(*draws.shape[:-1], height_px, width_px)
 
 
 _KEY: Final = "augment_photometry"
@@ -207,16 +243,20 @@ class Photometry(Augmentation):
         """Expose each image as drawn."""
         if self.is_off:
             return layers
-        images, numbers = layers.images, draws[_KEY][..., None, None]
-        if self.blur_px:
-            images = blur(images, draws[_BLUR_KEY])
+        changed = in_pieces(self._expose, layers.images, draws[_KEY], draws.get(_BLUR_KEY))
+        return Layers(changed, layers.masks, layers.boxes)
+
+    def _expose(self, images: Tensor, drawn: Tensor, weights: Tensor | None) -> Tensor:
+        numbers = drawn[..., None, None]
+        if weights is not None:
+            images = blur(images, weights)
         images = self._scale(images, numbers)
         if self.gamma:
             images = power(images.clamp(0, 1), 1 + self.gamma * _signed(numbers[:, :, _FIRST + 2]))
         if self.noise:
-            windows = noise_windows(draws[_KEY][..., 2:_FIRST], *layers.size_px)
-            images = images + self.noise * numbers[:, :, 1] * windows
-        return Layers(images.clamp(0, 1), layers.masks, layers.boxes)
+            windows = noise_windows(drawn[..., 2:_FIRST], *images.shape[2:])
+            images = images + windows.mul_(self.noise * numbers[:, :, 1])
+        return images.clamp(0, 1)
 
     def _scale(self, images: Tensor, numbers: Tensor) -> Tensor:
         """Contrast, gain and offset as one factor and one number to add."""

@@ -3,7 +3,7 @@ import torch
 from kornia.geometry.transform import warp_perspective
 
 from lit_data.augment.matrices import Moves, compose, invert
-from lit_data.augment.warping import Padding, gather, sample, sampling_grid, whole_index
+from lit_data.augment.warping import Padding, WholeMoves, sample, sampling_grid
 
 SIZES = [((9, 9), (9, 9)), ((8, 12), (8, 12)), ((13, 8), (6, 7)), ((1, 6), (1, 3)), ((5, 5), (1, 1))]
 
@@ -24,7 +24,7 @@ def _moves(batch: int, *, bent: float = 0.0) -> Moves:
 def test_indexing_equals_the_warp(size: tuple[int, int], crop: tuple[int, int], padding: Padding) -> None:
     planes = torch.rand(60, 3, *size, generator=torch.Generator().manual_seed(0))
     inverse = invert(compose(_moves(60), size, crop))
-    taken = gather(planes, *whole_index(inverse, size, crop, padding))
+    taken = WholeMoves.of(inverse, size, crop, padding).take(planes)
     if 1 not in size:  # torch's sampler knows no reflection of a single row
         warped = sample(planes, sampling_grid(inverse, size, crop, tilted=False), padding, nearest=True)
         assert torch.equal(taken, warped)
@@ -57,6 +57,6 @@ def test_nearest_keeps_every_dtype_and_value(dtype: torch.dtype) -> None:
     assert moved.dtype == dtype
     assert set(moved.unique().tolist()) <= set(planes.unique().tolist())
     whole = invert(compose(_moves(4), (16, 16), (16, 16)))
-    taken = gather(planes, *whole_index(whole, (16, 16), (16, 16), "border"))
+    taken = WholeMoves.of(whole, (16, 16), (16, 16), "border").take(planes)
     assert taken.dtype == dtype
     assert set(taken.unique().tolist()) <= set(planes.unique().tolist())

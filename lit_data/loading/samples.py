@@ -1,8 +1,10 @@
 """Any map-style dataset, written row by row like one that writes rows itself."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -60,6 +62,8 @@ Collate = Callable[[list[Value]], Any]
 """What torch's DataLoader calls ``collate_fn``: a list of samples becomes a batch."""
 
 _PROBED: Final = 8
+_READ_BYTES: Final = 2**18
+"""Read at a time: less than an allocator gives back to the system, to ask for it anew."""
 
 
 class MapStyle(Protocol):
@@ -183,12 +187,15 @@ class SampleWriter:
         set_epoch: Callable[[int], None] | None = getattr(self.dataset, "set_epoch", None)
         if set_epoch:
             set_epoch(epoch)
-        samples = self._read(indices, epoch)
-        if self.collate_fn is not None:
-            return {"": [self.collate_fn(samples)]}
-        texts: dict[str, list[Any]] = {}
-        self._fill(self.structure, samples, rows, texts)
-        return texts
+        if not self.isolated:
+            return self._write(rows, indices, None)
+        with _unchanged_generators() as drawn:
+            if not self.draws:
+                texts = self._write(rows, indices, None)
+                if not drawn():
+                    return texts
+            self.draws = True  # samples drawn from whatever was there are read again
+            return self._write(rows, indices, random_words(self.seed, Stream.USER, indices, epoch, 2))
 
     def build(self, arrays: Batch, texts: Mapping[str, list[Any]]) -> Value:
         """A batch in the structure of a sample, or as `collate_fn` made it."""
@@ -196,20 +203,31 @@ class SampleWriter:
             return texts[""][0]
         return _build(self.structure, arrays, texts)
 
-    def _read(self, indices: NDArray[np.int64], epoch: int) -> list[Value]:
-        if not self.isolated:
-            return self._ask(indices.tolist())
-        with _unchanged_generators() as drawn:
-            samples = [] if self.draws else self._ask(indices.tolist())
-            if not self.draws and not drawn():
-                return samples
-            self.draws = True  # samples drawn from whatever was there are read again
-            return self._read_seeded(indices, epoch)
+    def _write(
+        self, rows: Mapping[str, Array], indices: NDArray[np.int64], words: NDArray[np.uint32] | None
+    ) -> dict[str, list[Any]]:
+        """Write samples, a few at a time: those are still in the caches, and their memory serves the next ones."""
+        texts: dict[str, list[Any]] = {}
+        if self.collate_fn is not None:
+            return {"": [self.collate_fn(self._read(indices, words))]}
+        reads_many = words is None and hasattr(self.dataset, "__getitems__")
+        step = len(indices) if reads_many else max(1, _READ_BYTES // self._sample_bytes)
+        for first in range(0, len(indices), step):
+            part = slice(first, first + step)
+            samples = self._read(indices[part], None if words is None else words[part])
+            self._fill(self.structure, samples, {name: array[part] for name, array in rows.items()}, texts)
+        return texts
 
-    def _read_seeded(self, indices: NDArray[np.int64], epoch: int) -> list[Value]:
+    @cached_property
+    def _sample_bytes(self) -> int:
+        return max(1, sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in self.fields.values()))
+
+    def _read(self, indices: NDArray[np.int64], words: NDArray[np.uint32] | None) -> list[Value]:
+        if words is None:
+            return self._ask(indices.tolist())
         samples = []
-        for index, words in zip(indices.tolist(), random_words(self.seed, Stream.USER, indices, epoch, 2), strict=True):
-            seed_generators(words)
+        for index, own in zip(indices.tolist(), words, strict=True):
+            seed_generators(own)
             samples += self._ask([index])
         return samples
 

@@ -1,0 +1,115 @@
+"""Mode ``first``: the first batches of a dataset of one's own, which makes its samples, from a cold start."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from lit_data.commands.benchmarks.options import Suite
+from lit_data.commands.benchmarks.table import collect, report_lines
+from lit_data.io.progress import track
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.options import WorkerKind
+
+COLUMNS: Final = ("way", "samples_per_s", "ratio", "first_ms", "first_ratio")
+_KEPT: Final = 256
+
+Feed = Callable[[], Iterable[Tensor]]
+
+
+class FreshSamples(Dataset[Tensor]):
+    """Samples that are new tensors, as those of most people are: copies of images in memory.
+
+    Args:
+        samples: Length.
+        shape: Of a sample, uint8.
+    """
+
+    def __init__(self, samples: int, shape: Sequence[int]) -> None:
+        self._samples = samples
+        self._kept = torch.randint(
+            0, 256, (_KEPT, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        )
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._kept[index % _KEPT].clone()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstSuite(Suite):
+    """The first batches of a dataset that makes its samples, from the making of the loader to the last of them.
+
+    A row for torch's DataLoader and for each kind of worker of `MicroBatchLoader`, for each number of batches:
+    ``samples_per_s`` with the start of the workers and the first touch of all memory, ``ratio`` to the DataLoader,
+    ``first_ms`` to the first batch, ``first_ratio``.
+
+    Args:
+        batches: How many are taken, in turn.
+        batch_size: Samples of each.
+        shape: Of a sample, uint8.
+        workers: Of each loader.
+    """
+
+    batches: Sequence[int] = (8, 40)
+    batch_size: int = 384
+    shape: Sequence[int] = (3, 320, 320)
+    workers: int = 2
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        dataset = FreshSamples(self.batch_size * (max(self.batches) + 1), self.shape)
+        feeds: dict[str, Feed] = {"dataloader": partial(self._open_torch, dataset)}
+        for kind in ("process", "thread", "inline"):
+            feeds[kind] = partial(self._open_ours, dataset, kind)
+        lines = []
+        for count in self.batches:
+            laps: dict[str, list[tuple[float, float]]] = {way: [] for way in feeds}
+            for _ in track(range(self.repeats), f"{count} batches", self.repeats):
+                for way, feed in feeds.items():
+                    laps[way].append(_take(feed, count))
+            lines += [self._make_line(way, count, laps) for way in feeds]
+        title = f"batches of {self.batch_size} x {list(self.shape)} uint8, made for each sample"
+        report_lines(lines, COLUMNS, Path(cfg.paths.run), title)
+        return collect(lines, COLUMNS)
+
+    def _open_torch(self, dataset: FreshSamples) -> Iterable[Tensor]:
+        return DataLoader(dataset, self.batch_size, shuffle=True, num_workers=self.workers)
+
+    def _open_ours(self, dataset: FreshSamples, kind: WorkerKind) -> Iterable[Tensor]:
+        workers = 0 if kind == "inline" else self.workers
+        options = LoaderOptions(batch_size=self.batch_size, num_workers=workers, worker_kind=kind)
+        with closing(MicroBatchLoader(dataset, options, shuffle=True)) as loader:
+            yield from loader
+
+    def _make_line(self, way: str, count: int, laps: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+        whole, first = (median(times) for times in zip(*laps[way], strict=True))
+        theirs, their_first = (median(times) for times in zip(*laps["dataloader"], strict=True))
+        return {
+            "way": f"{way}_{count}",
+            "samples_per_s": count * self.batch_size / whole,
+            "ratio": theirs / whole,
+            "first_ms": 1000 * first,
+            "first_ratio": first / their_first,
+        }
+
+
+def _take(feed: Feed, count: int) -> tuple[float, float]:
+    """Seconds to the last and to the first of some batches."""
+    began_s, first_s = time.perf_counter(), 0.0
+    for _ in islice(feed(), count):
+        first_s = first_s or time.perf_counter() - began_s
+    return time.perf_counter() - began_s, first_s

@@ -15,7 +15,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 36_300,
+    "code lines": 36_500,
     "files": 385,
     "files in circles": 0,
     "casts": 25,

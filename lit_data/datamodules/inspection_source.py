@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lit_data.datamodules.source import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
-from lit_data.datasets.inspection.annotations import Annotated, draw_masks, read_annotations
+from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annotated, draw_masks, read_annotations
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
@@ -234,7 +234,7 @@ class InspectionFiles(MaskedImageFolder):
     @property
     @override
     def _scope(self) -> Scope:
-        return Scope.of_images(self.patterns, masks=self.masks)
+        return Scope.of_images(self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES)
 
 
 def _check_known(classes: Sequence[str], found: set[str], what: str) -> None:

@@ -28,6 +28,7 @@ from lit_data.io.images.header import read_header
 from lit_data.io.source import open_source, read_whole
 
 MAX_BYTES: Final = 2**30
+ANNOTATION_SUFFIXES: Final = (".json", ".csv", ".xml", ".txt", ".yaml")
 _BOTH: Final = "imageid_classid"  # of a column that holds both
 IMAGE_COLUMNS: Final = (
     *("imageid", "image", "image_id", "filename", "file_name", "file", "name", "img"),

@@ -28,6 +28,7 @@ class Scope:
         patterns: Globs below the root, as for `lit_data.io.discovery.find_images`.
         extensions: In small letters with their dot; none for all.
         also: Names that are wanted whatever the patterns and extensions are.
+        beside: Extensions of files that are wanted whatever the patterns are.
 
     Raises:
         ConfigError: A pattern leaves the folder or cannot be understood.
@@ -36,12 +37,20 @@ class Scope:
     patterns: tuple[str, ...] = _ALL
     extensions: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @classmethod
-    def of_images(cls, patterns: Sequence[str], *, masks: str | None = None, also: tuple[str, ...] = ()) -> Self:
+    def of_images(
+        cls,
+        patterns: Sequence[str],
+        *,
+        masks: str | None = None,
+        also: tuple[str, ...] = (),
+        beside: tuple[str, ...] = (),
+    ) -> Self:
         """Images by their patterns, all masks of a folder below the root, and some other files."""
         below = () if masks is None or Path(masks).is_absolute() else (f"{Path(masks).as_posix()}/**/*",)
-        return cls((*patterns, *below), tuple(EXTENSIONS), also)
+        return cls((*patterns, *below), tuple(EXTENSIONS), also, beside)
 
     def __post_init__(self) -> None:
         compile_patterns(self.patterns)
@@ -50,7 +59,8 @@ class Scope:
     def key(self) -> str:
         """Two scopes of one key want the same files."""
         extensions = "*" if self.extensions is None else " ".join(sorted(self.extensions))
-        return " | ".join([extensions, *sorted({*self.patterns, *self.also})])
+        beside = [f"beside {' '.join(sorted(self.beside))}"] if self.beside else []
+        return " | ".join([extensions, *sorted({*self.patterns, *self.also}), *beside])
 
     def wants(self, name: str) -> bool:
         """Whether a file is wanted.
@@ -61,7 +71,7 @@ class Scope:
         parts = [part for part in name.split("/") if part]  # names with empty parts are to be reported, not left out
         if any(part.startswith(".") and part not in (".", "..") for part in parts):
             return False
-        if name in self.also:
+        if name in self.also or name.lower().endswith(self.beside):
             return True
         if self.extensions is not None and not name.lower().endswith(self.extensions):
             return False

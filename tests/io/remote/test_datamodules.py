@@ -14,7 +14,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from lit_data.cli import main
-from lit_data.datamodules import CTDataModule, DetectionDataModule, GANDataModule, StripeDataModule, WatermarkDataModule
+from lit_data.datamodules import (
+    CTDataModule,
+    DetectionDataModule,
+    GANDataModule,
+    InspectionDataModule,
+    LabelledImageDataModule,
+    StripeDataModule,
+    WatermarkDataModule,
+)
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.io.remote import RemoteOptions
@@ -60,6 +68,9 @@ MASKED = IMAGES | {f"marks/{number}.png": _mask() for number in range(6)} | {"ra
 BOXES = {"classes.txt": b"one\ntwo\n"}
 BOXES |= {f"images/{number}.png": _image(number) for number in range(6)}
 BOXES |= {f"labels/{number}.txt": f"{number % 2} 0.5 0.5 0.4 0.4\n".encode() for number in range(6)}
+POLYGONS = BOXES | {f"labels/{number}.txt": b"0 0.1 0.1 0.5 0.1 0.5 0.5\n" for number in range(6)}
+LABELS = IMAGES | {"labels.csv": b"image,label\n" + b"".join(b"%d.png,kind%d\n" % (n, n % 2) for n in range(7))}
+LABELS |= {"part/6.png": _image(6)}
 VOLUMES = {f"{number}.npy": _volume(number) for number in range(6)}
 
 
@@ -79,6 +90,15 @@ def _watermarks(**options: Any) -> BaseDataModule:
     return WatermarkDataModule(masks="marks", patch_px=32, samples_per_image=1, loader=LOADER, **options)
 
 
+def _inspection(**options: Any) -> BaseDataModule:
+    return InspectionDataModule(patch_px=32, similar="apart", loader=LOADER, **options)
+
+
+def _labelled(**options: Any) -> BaseDataModule:
+    classes = ["kind0", "kind1"]
+    return LabelledImageDataModule(size_px=32, classes=classes, similar="apart", loader=LOADER, **options)
+
+
 def _detection(**options: Any) -> BaseDataModule:
     return DetectionDataModule(size_px=32, loader=LOADER, **options)
 
@@ -96,6 +116,8 @@ MORE_BOXES = {"images/6.png": _image(6), "labels/6.txt": b"0 0.5 0.5 0.4 0.4\n"}
 KINDS = {
     "stripe": (_stripes, MASKED, MORE_MASKED),
     "watermark": (_watermarks, MASKED, MORE_MASKED),
+    "polygons": (_inspection, POLYGONS, {"images/6.png": _image(6), "labels/6.txt": b"1 0.1 0.1 0.5 0.1 0.5 0.5\n"}),
+    "labels": (_labelled, LABELS, {"part/7.png": _image(7), "labels.csv": LABELS["labels.csv"] + b"7.png,kind1\n"}),
     "boxes": (_detection, BOXES, MORE_BOXES),
     "gan": (_gan, IMAGES | {"views.json": b'{"views": "none"}'}, {"part/6.png": _image(6)}),
     "ct": (_ct, VOLUMES, {"6.npy": _volume(6)}),

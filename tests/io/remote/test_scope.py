@@ -29,6 +29,16 @@ def test_scope_of_images(name: str, wanted: bool) -> None:
     assert Scope.of_images(("**/*.[pP][nN][gG]",), masks="./masks", also=("views.json",)).wants(name) is wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("images/a.png", True), ("a.png", False), ("deep/boxes.JSON", True), (".boxes.json", False), ("a.zip", False)],
+)
+def test_scope_of_images_and_what_says_what_they_show(name: str, wanted: bool) -> None:
+    scope = Scope.of_images(("images/*",), beside=(".json", ".txt"))
+    assert scope.wants(name) is wanted
+    assert scope.key != Scope.of_images(("images/*",)).key
+
+
 def test_scopes_that_want_the_same_have_one_key() -> None:
     assert Scope(("b", "a"), (".png", ".tif")).key == Scope(("a", "b", "a"), (".tif", ".png")).key
     assert Scope().key != Scope(("**/*",), (".png",)).key

@@ -19,6 +19,8 @@ from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
 from lit_data.callbacks.timing.totals import Ended, StepTotals, Tally
+from lit_data.loading import MicroBatchLoader
+from lit_data.loading.machine import count_disk_bytes
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class DataWaitMonitor(L.Callback):
         self._before_backward: Part = "other"
         self._on_cpu = True
         self._folder: Path | None = None
+        self._began = 0, 0  # bytes read from disks, samples trained
         self._clock = StepClock()
         self._gauge: MemoryGauge = open_gauge(torch.device("cpu"))
         self._detach: Callable[[], None] | None = None
@@ -85,6 +88,7 @@ class DataWaitMonitor(L.Callback):
         folder = self.path or Path(trainer.log_dir or trainer.default_root_dir)  # all ranks: `log_dir` is a broadcast
         draws = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
         self._folder = folder if draws else None
+        self._began = count_disk_bytes(), self._total.tally.samples
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -169,6 +173,7 @@ class DataWaitMonitor(L.Callback):
         - ``train/batch_success_rate``: as logged
         - ``train/memory_mean_bytes``, ``train/memory_max_bytes``: allocated on the device at the logging steps, and its
           peak; on the CPU the resident set of this process
+        - ``train/disk_read_bytes``: read from disks by this process and its workers
         - ``train/limited_by``: one sentence
         """
         self._count()
@@ -195,6 +200,7 @@ class DataWaitMonitor(L.Callback):
         self._count()
         if not self._total.tally.measured or not len(self._history.speed.read()[0]):  # a fit that was over already
             return
+        self._count_reads(trainer)
         sentence = self._total.describe(on_cpu=self._on_cpu)
         rank_zero_info(f"DataWaitMonitor: {sentence}")
         if self._folder is None:
@@ -204,6 +210,12 @@ class DataWaitMonitor(L.Callback):
             draw_throughput(self._history, self._folder / "throughput.png", sentence)
         except OSError as error:
             log.warning("%s/throughput.png cannot be written: %s", self._folder, error)
+
+    def _count_reads(self, trainer: L.Trainer) -> None:
+        """Disks against samples, once for a training: to ask for what all workers read takes milliseconds."""
+        samples, loader = self._total.tally.samples - self._began[1], trainer.train_dataloader
+        sample_bytes = loader.sample_bytes if isinstance(loader, MicroBatchLoader) else 0
+        self._total.add_reads(max(0, count_disk_bytes() - self._began[0]), samples * sample_bytes)
 
     def _let_go(self) -> None:
         detach, self._detach = self._detach, None

@@ -6,10 +6,13 @@ is made. The key is the seed; the counter holds (block, index, epoch, stream | i
 epochs, streams or draws can never share a number: nothing is added to a seed.
 """
 
+import random
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -200,3 +203,52 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (values ^ (values >> np.uint64(31))) >> np.uint64(16)
+
+
+def seed_generators(words: NDArray[np.uint32]) -> None:
+    """Seed the global generators of torch, NumPy and `random`.
+
+    Args:
+        words: Two random words.
+    """
+    import torch
+
+    low, high = int(words[0]), int(words[1])
+    torch.default_generator.manual_seed(low | high << 32)
+    np.random.seed(low)  # noqa: NPY002
+    random.seed(high)
+
+
+@contextmanager
+def unchanged_generators() -> Iterator[Callable[[], bool]]:
+    """Put the global generators back at the end; gives a function that says whether they moved so far."""
+    before = _take_states()
+    try:
+        yield lambda: not _are_equal(before, _take_states())
+    finally:
+        _put_states(before)
+
+
+_States = tuple[
+    "torch.Tensor", tuple[Any, ...], tuple[Any, ...]
+]  # of torch's generator of the CPU, NumPy's, `random`'s
+
+
+def _take_states() -> _States:
+    import torch
+
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # type: ignore[return-value]  # noqa: NPY002
+
+
+def _put_states(states: _States) -> None:
+    import torch
+
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    random.setstate(states[2])
+
+
+def _are_equal(before: _States, after: _States) -> bool:
+    (_, key, *place), (_, key_after, *place_after) = before[1], after[1]
+    numpy_is_equal = place == place_after and np.array_equal(key, key_after)
+    return numpy_is_equal and before[2] == after[2] and before[0].equal(after[0])

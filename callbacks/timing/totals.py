@@ -38,6 +38,12 @@ _LIMITS: Final[dict[tuple[Part, ...], tuple[str, str]]] = {
     ),
 }
 _ASSEMBLY: Final = "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
+_MUCH_READ: Final = 0.5
+"""Bytes from the disk over bytes of the samples from which a run is said to be bound by the disk."""
+_DISK: Final = (
+    "memory for the whole set, a faster disk for paths.cache, or, for patches of wide images, data.store.band_px=64 "
+    "(32 for small ones)"
+)
 _MODEL: Final[tuple[Part, ...]] = ("forward", "backward")
 
 
@@ -108,6 +114,8 @@ class StepTotals:
     allocated_bytes: int = 0
     peak_bytes: int = 0
     limit_bytes: int = 0
+    disk_bytes: int = 0
+    sample_bytes: int = 0
 
     def add(self, ended: Sequence[Ended], parts: Sequence[Seconds]) -> None:
         """Count batches that ended, and steps whose parts became known."""
@@ -124,6 +132,10 @@ class StepTotals:
         self.allocated_bytes += reading.allocated_bytes
         self.peak_bytes, self.limit_bytes = max(self.peak_bytes, reading.peak_bytes), reading.limit_bytes
 
+    def add_reads(self, disk_bytes: int, sample_bytes: int) -> None:
+        """Count what was read from disks, and what the samples had that were trained meanwhile."""
+        self.disk_bytes, self.sample_bytes = self.disk_bytes + disk_bytes, self.sample_bytes + sample_bytes
+
     def summarise(self, *, on_cpu: bool) -> dict[str, float | int | str]:
         """See `lit_data.callbacks.DataWaitMonitor.summary`."""
         tally = self.tally
@@ -139,6 +151,7 @@ class StepTotals:
             "train/batch_success_rate": rates["success_rate"],
             "train/memory_mean_bytes": self.allocated_bytes // max(self.readings, 1),
             "train/memory_max_bytes": self.peak_bytes,
+            "train/disk_read_bytes": self.disk_bytes,
             "train/limited_by": self.describe(on_cpu=on_cpu),
         }
 
@@ -151,6 +164,7 @@ class StepTotals:
             on_cpu=on_cpu,
             free_memory=1 - self.peak_bytes / self.limit_bytes if self.limit_bytes else 0.0,
             gain=speeds[largest] / speeds[smaller] if largest and smaller else None,
+            disk_ratio=self.disk_bytes / self.sample_bytes if self.sample_bytes else 0.0,
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -181,7 +195,12 @@ class StepTotals:
 
 
 def describe_limit(
-    parts: Mapping[Part, float], *, on_cpu: bool, free_memory: float = 0.0, gain: float | None = None
+    parts: Mapping[Part, float],
+    *,
+    on_cpu: bool,
+    free_memory: float = 0.0,
+    gain: float | None = None,
+    disk_ratio: float = 0.0,
 ) -> str:
     """One sentence: what limits a run, and what to try.
 
@@ -190,15 +209,19 @@ def describe_limit(
         on_cpu: Whether the model runs on the CPU.
         free_memory: Share of the memory that was free even at the peak, 0 to 1.
         gain: Speed at the largest batch size over that at the next smaller one; none if only one was seen.
+        disk_ratio: Bytes read from disks over bytes of the samples.
     """
     total = sum(parts.values())
     shares = {group: sum(parts[part] for part in group) / total for group in (*_LIMITS, _MODEL)}
     worst = max(_LIMITS, key=shares.__getitem__)
     if shares[worst] >= _WORTH_NAMING:
         name, remedy = _LIMITS[worst]
+        share = f"{name} takes {shares[worst]:.0%} of the time"
         if worst == ("wait", "assemble") and parts["assemble"] > parts["wait"]:
             remedy = _ASSEMBLY
-        return f"{name} takes {shares[worst]:.0%} of the time: try {remedy}"
+        elif worst == ("wait", "assemble") and disk_ratio >= _MUCH_READ:
+            return f"{share}, and the disk was read for {disk_ratio:.1f} times the bytes of the samples: try {_DISK}"
+        return f"{share}: try {remedy}"
     return f"the model takes {shares[_MODEL]:.0%} of the time: {_advise_model(on_cpu, free_memory, gain)}"
 
 

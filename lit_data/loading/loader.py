@@ -236,6 +236,11 @@ class MicroBatchLoader:
     def _rows(self) -> RowWriter:
         return as_rows(self.dataset, self.options, self.collate_fn)
 
+    @property
+    def sample_bytes(self) -> int:
+        """What a sample takes in the staging memory; 0 where a `collate_fn` makes the batches."""
+        return 0 if self.collate_fn is not None else self._layout.count_bytes(1)
+
     @cached_property
     def _layout(self) -> Layout:
         return Layout(self._rows.fields)

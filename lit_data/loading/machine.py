@@ -2,6 +2,7 @@
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,15 @@ def available_memory_bytes() -> int:
         reclaimable = sum(int(value) for name, value in cached if name in ("active_file", "inactive_file"))
         free = min(free, int(limit) - int(used) + reclaimable)
     return free
+
+
+def count_disk_bytes() -> int:
+    """What this process and all that it started have read from disks so far; 0 where the system does not say."""
+    total, own = 0, psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.Error, AttributeError, OSError):  # ended meanwhile, not on this system, not allowed
+            total += int(process.io_counters().read_bytes)
+    return total
 
 
 def count_files() -> tuple[int, int]:

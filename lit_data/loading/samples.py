@@ -1,9 +1,7 @@
 """Any map-style dataset, written row by row like one that writes rows itself."""
 
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -13,43 +11,8 @@ from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading.options import LoaderOptions
-from lit_data.rng import Stream, random_words
+from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
 from lit_data.types import Array, Batch, FieldSpec, RowWriter
-
-States = tuple[torch.Tensor, tuple[Any, ...], tuple[Any, ...]]
-"""States of torch's generator of the CPU, of NumPy's global one, and of that of `random`."""
-
-
-def take_states() -> States:
-    """Their states now."""
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # type: ignore[return-value]  # noqa: NPY002
-
-
-def put_states(states: States) -> None:
-    """Set them back."""
-    torch.set_rng_state(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
-    random.setstate(states[2])
-
-
-def are_equal(before: States, after: States) -> bool:
-    """Whether nobody drew in between."""
-    (_, key, *place), (_, key_after, *place_after) = before[1], after[1]
-    numpy_is_equal = place == place_after and np.array_equal(key, key_after)
-    return numpy_is_equal and before[2] == after[2] and torch.equal(before[0], after[0])
-
-
-def seed_generators(words: NDArray[np.uint32]) -> None:
-    """Seed all three.
-
-    Args:
-        words: Two random words.
-    """
-    low, high = int(words[0]), int(words[1])
-    torch.default_generator.manual_seed(low | high << 32)
-    np.random.seed(low)  # noqa: NPY002
-    random.seed(high)
-
 
 _VIEWED_AS: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 """Dtypes that NumPy lacks travel as integers of their size."""
@@ -146,7 +109,7 @@ class SampleWriter:
     def __init__(self, dataset: MapStyle, *, seed: int, collate_fn: Collate | None = None) -> None:
         self.dataset, self.seed, self.collate_fn, self.isolated = dataset, seed, collate_fn, True
         self.fields: dict[str, FieldSpec] = {}
-        with _unchanged_generators() as drawn:
+        with unchanged_generators() as drawn:
             first = dataset[0]
             self.draws = drawn()
         self.structure = self._describe(first, "") if collate_fn is None else Leaf("", None)
@@ -170,7 +133,7 @@ class SampleWriter:
         for index in np.linspace(0, len(self) - 1, min(len(self), _PROBED)).astype(np.int64).tolist():
             if self.draws:
                 break
-            with _unchanged_generators() as drawn:
+            with unchanged_generators() as drawn:
                 self.dataset[index]
                 self.draws = drawn()
         return self.draws
@@ -189,7 +152,7 @@ class SampleWriter:
             set_epoch(epoch)
         if not self.isolated:
             return self._write(rows, indices, None)
-        with _unchanged_generators() as drawn:
+        with unchanged_generators() as drawn:
             if not self.draws:
                 texts = self._write(rows, indices, None)
                 if not drawn():
@@ -262,16 +225,6 @@ class SampleWriter:
         _check_form(structure, parts)
         for key in structure if isinstance(structure, dict) else range(len(structure)):
             self._fill(structure[key], [part[key] for part in parts], rows, texts)
-
-
-@contextmanager
-def _unchanged_generators() -> Iterator[Callable[[], bool]]:
-    """Put the global generators back at the end; gives a function that says whether they moved so far."""
-    before = take_states()
-    try:
-        yield lambda: not are_equal(before, take_states())
-    finally:
-        put_states(before)
 
 
 def _check_form(structure: Value, parts: list[Value]) -> None:

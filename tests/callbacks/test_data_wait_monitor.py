@@ -1,4 +1,9 @@
 import copy
+import os
+import re
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +18,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from benchmarks.patches import drop_from_cache
 from lit_data.callbacks import data_wait_monitor
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.events import Event, announce
@@ -20,6 +26,7 @@ from lit_data.callbacks.timing import step_clock
 from lit_data.callbacks.timing.step_clock import PARTS, Part
 from lit_data.callbacks.timing.totals import describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.machine import count_disk_bytes
 from tests.notes import Notes
 
 BATCHES = 8
@@ -167,6 +174,7 @@ def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
     summary = monitor.summary()
     memory = [summary.pop(f"train/memory_{name}_bytes") for name in ("mean", "max")]
     assert 0 < int(memory[0]) <= int(memory[1])
+    assert int(summary.pop("train/disk_read_bytes")) >= 0
     assert summary == {
         "data_wait_fraction": 3 / 128,
         "samples_per_s": 4 / 128,
@@ -392,6 +400,39 @@ def test_logging_may_be_switched_off(clock: Clock, tmp_path: Path) -> None:
     assert monitor.summary()["train/mean_step_s"] == 64.0
 
 
+def test_what_was_read_from_disks_is_held_against_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slowly(torch.utils.data.Dataset[Tensor]):
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> Tensor:
+            time.sleep(0.02)
+            return torch.ones(32)
+
+    read = iter((1000, 1000 + 4 * 16 * 32 * 4))
+    monkeypatch.setattr(data_wait_monitor, "count_disk_bytes", lambda: next(read))
+    monitor, loader = DataWaitMonitor(), MicroBatchLoader(Slowly(), LoaderOptions(batch_size=2, num_workers=0))
+    make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
+    summary = monitor.summary()
+    assert summary["train/disk_read_bytes"] == 4 * 16 * 32 * 4
+    assert re.match(
+        r"waiting for data takes \d+% of the time, and the disk was read for [34]\.\d times the bytes of the samples: "
+        r"try memory for the whole set, a faster disk for paths\.cache",
+        str(summary["train/limited_by"]),
+    )
+
+
+def test_reads_of_processes_that_were_started_count(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(2**22))
+    drop_from_cache([path])
+    before = count_disk_bytes()
+    subprocess.run([sys.executable, "-c", f"open({str(path)!r}, 'rb').read()"], check=True)
+    if count_disk_bytes() == before:
+        pytest.skip("this file system does not say what is read from its disk")
+    assert count_disk_bytes() - before >= 2**22
+
+
 def test_nothing_trained_is_nothing_to_say() -> None:
     assert DataWaitMonitor().summary() == {}
 
@@ -406,6 +447,18 @@ def make_parts(**seconds_s: float) -> dict[Part, float]:
         # what is neither model nor small
         (make_parts(wait=61, forward=39), {}, "waiting for data takes 61% of the time: try more workers"),
         (make_parts(wait=10, assemble=51, forward=39), {}, "waiting for data takes 61% of the time: try fewer or sma"),
+        (make_parts(wait=61, forward=39), {"disk_ratio": 0.4}, "waiting for data takes 61% of the time: try more"),
+        (
+            make_parts(wait=61, forward=39),
+            {"disk_ratio": 12.6},
+            "waiting for data takes 61% of the time, and the disk was read for 12.6 times the bytes of the samples: ",
+        ),
+        (
+            make_parts(wait=10, assemble=51, forward=39),
+            {"disk_ratio": 9.0},
+            "waiting for data takes 61% of the time: t",
+        ),
+        (make_parts(wait=10, forward=90), {"disk_ratio": 9.0}, "the model takes 90% of the time"),
         (make_parts(transfer=30, forward=70), {}, "the copy to the device takes 30% of the time: try page-locked"),
         (make_parts(augment=20, forward=80), {}, "augmentation takes 20% of the time: try fewer or cheaper"),
         (make_parts(optimizer=25, forward=75), {}, "the optimizer takes 25% of the time: try fused=True"),

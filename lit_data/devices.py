@@ -1,10 +1,23 @@
-"""What a device cannot do that others can, and what is put there once."""
+"""What a device cannot do that others can, what is put there once, and memory of the CPU that serves again."""
 
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+_LEAST_REUSED: Final = 2**20
+_MOST_FREE: Final = 4
+_free: list[memoryview] = []
+_returned: "deque[memoryview]" = deque()  # appended to by finalizers, in the midst of anything
+_lock = threading.Lock()
 
 
 def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
@@ -13,6 +26,38 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
 
     is_mps = torch.backends.mps.is_available() if device is None else device.type == "mps"
     return torch.float32 if is_mps else torch.float64
+
+
+def reused(shape: "Sequence[int]") -> "torch.Tensor":
+    """An unset float32 tensor on the CPU; large ones lie in memory that serves again when the last reference is gone.
+
+    The system takes back what an allocator frees in large pieces, and gives it out zeroed page by page: for batches of
+    some MB that takes longer than to augment them.
+    """
+    import torch
+
+    nbytes = 4 * math.prod(shape)
+    if nbytes < _LEAST_REUSED:
+        return torch.empty(tuple(shape))
+    with _lock:
+        while _returned:
+            _free.append(_returned.popleft())
+        del _free[:-_MOST_FREE]
+        fitting = [place for place, free in enumerate(_free) if nbytes <= len(free) <= 2 * nbytes]
+        memory = _free.pop(fitting[0]) if fitting else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+    root = np.frombuffer(memory, np.float32, nbytes // 4)
+    weakref.finalize(root, _returned.append, memory).atexit = False
+    return torch.from_numpy(root.reshape(shape))
+
+
+def divided(images: "torch.Tensor", divisor: float) -> "torch.Tensor":
+    """Images of any dtype cast to float32 and divided."""
+    import torch
+
+    if images.device.type != "cpu":
+        return torch.div(images, divisor)
+    # In one pass a CPU takes five times as long: it casts value by value.
+    return reused(images.shape).copy_(images).div_(divisor)
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from lit_data.devices import reused
 from lit_data.errors import ConfigError
 
 BOX_COLUMNS = 6
@@ -64,7 +65,7 @@ def in_pieces(change: Callable[..., Tensor], images: Tensor, *numbers: Tensor | 
     """
     if images.device.type != "cpu" or torch.compiler.is_compiling():
         return change(images, *numbers)
-    step, changed = max(1, _PIECE_BYTES // images[:1].nbytes), torch.empty_like(images)
+    step, changed = max(1, _PIECE_BYTES // images[:1].nbytes), reused(images.shape)
     for first in range(0, len(images), step):
         part = slice(first, first + step)
         changed[part] = change(images[part], *(None if given is None else given[part] for given in numbers))

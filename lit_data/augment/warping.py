@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.augment.matrices import Size
-from lit_data.devices import widest_float
+from lit_data.devices import reused, widest_float
 
 Padding = Literal["reflect", "zeros", "border"]
 _SAMPLER_PADDING: Final = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
@@ -69,6 +69,8 @@ class WholeMoves:
         if self.inside is None:
             return taken
         rows, columns = self.inside
+        if planes.device.type == "cpu" and rows.all() and columns.all():  # elsewhere to ask would wait for the device
+            return taken
         return taken.masked_fill_(~(rows[:, :, None] & columns[:, None])[:, None], 0)
 
     @cached_property
@@ -80,7 +82,8 @@ class WholeMoves:
 
     def _slice(self, planes: Tensor) -> Tensor:
         """On a CPU views of the input are copied, which takes a fifth of the time of an index."""
-        taken = planes.new_empty(*planes.shape[:2], self.rows.shape[1], self.columns.shape[1])
+        shape = *planes.shape[:2], self.rows.shape[1], self.columns.shape[1]
+        taken = reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
         moves = zip(planes.numpy(), self.turned.tolist(), self.rows.numpy(), self.columns.numpy(), strict=True)
         for row, (plane, turned, rows, columns) in zip(taken.numpy(), moves, strict=True):
             view = plane.transpose(0, 2, 1) if turned else plane

@@ -12,6 +12,7 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.visuals import Inspection
 from lit_data.datasets.detection.dataset import DetectionDataset
+from lit_data.devices import divided
 from lit_data.mosaic import Ints
 from lit_data.types import COUNT_SUFFIX, Batch
 
@@ -65,7 +66,7 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
 def to_unit(batch: Batch) -> Tensor:
     """Images [B, 3, H, W] float32 in 0..1 of a planned batch, its mosaics drawn."""
     images = batch["image"]
-    return draw_tiles(images, batch[MOSAIC_KEY]) if MOSAIC_KEY in batch else torch.div(images, 255.0)
+    return draw_tiles(images, batch[MOSAIC_KEY]) if MOSAIC_KEY in batch else divided(images, 255.0)
 
 
 def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:

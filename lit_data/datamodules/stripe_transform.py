@@ -15,6 +15,7 @@ from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes.device_bank import DevicePatches
 from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.datasets.stripes.layouts import ROLES
+from lit_data.devices import divided
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.annotation import Annotations, annotate
@@ -214,7 +215,7 @@ def to_unit(images: Tensor, values: ValueRange) -> Tensor:
     if values == ValueRange():
         return images.to(torch.float32)
     if images.dtype == torch.uint8 and (values.low, values.high) == (0.0, 255.0):
-        return torch.div(images, values.high)  # casts on the way
+        return divided(images, values.high)
     return images.to(torch.float32).sub(values.low).div_(values.scale).clamp_(0, 1)
 
 

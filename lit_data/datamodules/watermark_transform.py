@@ -11,6 +11,7 @@ from typing_extensions import override
 from lit_data.augment import Augmentation, Layers
 from lit_data.datamodules.visuals import Inspection
 from lit_data.datasets.watermarks import WatermarkDataset, corner_of
+from lit_data.devices import divided
 from lit_data.synthesis.values import ValueRange
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks
@@ -107,11 +108,11 @@ class WatermarkTransform:
         corner, look = corner_of(plan.size_px), plan.look
         images = batch["image"][corner]
         if look is None:
-            drawn = {"image": torch.div(images, 255.0)}
+            drawn = {"image": divided(images, 255.0)}
             return drawn | {"mask": batch["mask"][corner].to(torch.float32)} if "mask" in batch else drawn
         cover = batch["cover"][corner]
         finished = {"image": degrade(blend(images, cover, look), look), "mask": self._mask(cover, look)}
-        return finished | ({"clean": torch.div(images, 255.0)} if self.clean else {})
+        return finished | ({"clean": divided(images, 255.0)} if self.clean else {})
 
     def describe_plan(
         self, batch: PlannedBatch, rows: Sequence[int], dataset: WatermarkDataset

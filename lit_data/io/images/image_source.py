@@ -1,7 +1,7 @@
 """Images decoded when they are asked for: the ``lru`` and ``none`` cache modes."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +48,6 @@ class ImageBank(Protocol):
         """First source path of one image."""
 
 
-@runtime_checkable
-class PatchBank(Protocol):
-    """A bank that reads many patches better than one after another."""
-
-    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """See `cut_patches`."""
-
-
 def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
     """Copy patches of images, mirrored where they reach past an edge.
 
@@ -66,8 +58,9 @@ def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, ro
         lefts_px: [M] first columns.
         rows: [M, C, h, w], where the patches go.
     """
-    if isinstance(bank, PatchBank):
-        bank.cut_into(images, tops_px, lefts_px, rows)
+    cut_into: Callable[[Ints, Ints, Ints, Array], None] | None = getattr(bank, "cut_into", None)
+    if cut_into:  # a bank that reads many patches better than one after another
+        cut_into(images, tops_px, lefts_px, rows)
         return
     places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
     for row, (image, top, left) in zip(rows, places, strict=True):

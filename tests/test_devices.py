@@ -1,0 +1,68 @@
+"""Memory of the CPU serves again, and never while somebody holds it."""
+
+import threading
+
+import pytest
+import torch
+
+from lit_data import devices
+from lit_data.devices import divided, reused
+
+SHAPE = (3, 512, 512)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_free() -> None:
+    devices._free.clear()
+    devices._returned.clear()
+
+
+def test_memory_serves_again_when_the_last_reference_is_gone() -> None:
+    first = reused(SHAPE)
+    place, part = first.data_ptr(), first[1:2]
+    del first
+    other = reused(SHAPE)
+    assert other.data_ptr() != place  # a part of the first is still held
+    del part
+    assert reused(SHAPE).data_ptr() == place
+    assert reused((2, 512, 512)).shape == (2, 512, 512)
+
+
+def test_memory_that_is_much_too_large_or_small_is_not_taken() -> None:
+    large = reused((16, 512, 512))
+    place = large.data_ptr()
+    del large
+    assert reused(SHAPE).data_ptr() != place
+    assert reused((32, 512, 512)).data_ptr() != place
+    small = reused((4,))
+    assert (small.shape, small.dtype) == ((4,), torch.float32)
+
+
+def test_few_pieces_are_kept() -> None:
+    held = [reused(SHAPE) for _ in range(9)]
+    held.clear()
+    last = reused(SHAPE)
+    assert len(devices._free) == 3
+    assert last.shape == SHAPE
+
+
+def test_threads_never_share_memory() -> None:
+    wrong = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            tensor = reused(SHAPE).fill_(number)
+            if not bool((tensor == number).all()):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_division_casts() -> None:
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert torch.equal(divided(images, 255.0), torch.div(images, 255.0))

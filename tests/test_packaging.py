@@ -1,7 +1,9 @@
 """The wheel holds lit_data and nothing else, with the linked folders as real files."""
 
+import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -11,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution, and the wheel that was built of it."""
     folder = tmp_path_factory.mktemp("wheel")
     # A copy, because setuptools leaves `build/` and metadata beside the sources.
     tracked = subprocess.run(
@@ -26,10 +29,43 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             target.symlink_to((ROOT / name).readlink())
         elif (ROOT / name).is_file():
             target.write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel_names(built: Path) -> list[str]:
+    return zipfile.ZipFile(next(built.glob("*.whl"))).namelist()
+
+
+def test_one_version_is_stated(built: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in built.glob("lit_data-*")} == {version}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_wheel_runs_outside_the_checkout(built: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
+    subprocess.run([*pip, str(next(built.glob("*.whl")))], check=True)
+    environment = os.environ | {"PYTHONPATH": str(site), "LIT_DATA_CACHE": str(tmp_path / "cache")}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert run("-c", "import lit_data; print(lit_data.__file__)").startswith(str(site))
+    assert "fit" in run(str(site / "bin" / "lit-data"), "--help")
+    toy = ["data.samples={count: 8, height_px: 128, width_px: 112}", "data.patch_px=32", "model.net.width=4"]
+    run("-m", "lit_data", "fit", "+experiment=stripe", *toy, "trainer.max_epochs=1", "trainer=cpu")
+    assert list((tmp_path / "runs" / "fit" / "stripe").glob("*/summary.json"))
 
 
 def test_only_lit_data_is_importable(wheel_names: list[str]) -> None:

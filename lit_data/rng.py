@@ -52,6 +52,7 @@ class Stream(IntEnum):
     RAYS = 16
     POSITIVES = 17
     PASTES = 18
+    WINDOWS = 19
 
 
 def check_seed(seed: int) -> int:

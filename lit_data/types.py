@@ -6,7 +6,7 @@ Shape legend, used by every docstring:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,18 @@ COUNT_SUFFIX: Final = "_count"
 """A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
 
 
+class SampleRuns(NamedTuple):
+    """Samples of a dataset that lie together on the disk, such as the patches of an image.
+
+    Attributes:
+        ends: [R] int64, ascending: the samples of run r are those from ``ends[r - 1]`` up to ``ends[r]``.
+        nbytes: [R] int64, bytes on the disk that they share.
+    """
+
+    ends: "NDArray[np.int64]"
+    nbytes: "NDArray[np.int64]"
+
+
 @runtime_checkable
 class RowWriter(Protocol):
     """A dataset that writes samples straight into rows of a batch, which skips the per-sample path and its copies.
@@ -58,8 +70,9 @@ class RowWriter(Protocol):
     For a ragged field it fills the first items of ``rows[key][m]`` ([max_items, ...]) and sets
     ``rows[key + "_count"][m]``.
 
-    Two more methods are used where a dataset has them: ``describe_sample(index) -> str`` names a sample in messages,
-    and ``check_sources()``, which must be cheap, raises if files changed under a running process.
+    More is used where a dataset has it: ``describe_sample(index) -> str`` names a sample in messages,
+    ``check_sources()``, which must be cheap, raises if files changed under a running process, and ``runs``, a
+    `SampleRuns` or none, says which samples lie together.
     """
 
     @property

@@ -16,14 +16,14 @@ from lit_data.loading.assembly import Assembly
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.options import LoaderOptions
-from lit_data.loading.order import EpochOrder
+from lit_data.loading.order import EpochOrder, Windows
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
 from lit_data.loading.staging import Slot, Staging, check_room
 from lit_data.loading.state import EpochProgress, LoaderState
 from lit_data.loading.tasks import Failure, write
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Workers
-from lit_data.types import RowWriter
+from lit_data.types import RowWriter, SampleRuns
 
 
 class MicroBatchLoader:
@@ -70,8 +70,9 @@ class MicroBatchLoader:
     ) -> None:
         self.options = options or LoaderOptions()
         self.order = EpochOrder(
-            count_samples(dataset), shuffle, self.options.seed, rank, world_size, self.options.drop_last
-        )
+            count_samples(dataset), shuffle, self.options.seed, rank, world_size, self.options.drop_last,
+            _find_windows(dataset, self.options) if shuffle else None,
+        )  # fmt: skip
         self.dataset, self.collate_fn = dataset, collate_fn
         if collate_fn is not None and self.options.micro_batch_size != "auto":
             raise ConfigError("collate_fn makes a batch of whole samples: leave out micro_batch_size")
@@ -209,6 +210,7 @@ class MicroBatchLoader:
             length=self.order.length,
             seed=self.order.seed,
             shuffle=self.order.shuffle,
+            window_bytes=self.order.window_bytes,
         ).to_plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -283,3 +285,15 @@ class MicroBatchLoader:
             batch = tree_map(lambda part: part.pin_memory() if isinstance(part, torch.Tensor) else part, batch)
         self.assemble_s += time.perf_counter() - began_s
         return batch
+
+
+def _find_windows(dataset: RowWriter | MapStyle, options: LoaderOptions) -> Windows | None:
+    if options.locality == "none":
+        return None
+    runs: SampleRuns | None = getattr(dataset, "runs", None)
+    if runs is None:
+        raise ConfigError(
+            f"loader.locality={options.locality}, but {type(dataset).__name__} does not say which of its samples lie "
+            "together (`runs`), or takes them from anywhere (sampling.positives): set loader.locality=none"
+        )
+    return Windows(runs, options.window_bytes)

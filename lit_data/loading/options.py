@@ -10,11 +10,16 @@ from lit_data.errors import ConfigError
 from lit_data.rng import check_seed
 
 WorkerKind = Literal["auto", "inline", "thread", "process"]
+Locality = Literal["none", "image"]
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 
+_LEAST: Final = {
+    "batch_size": 1, "micro_batch_size": 1, "prefetch_batches": 1, "window_bytes": 1, "num_workers": 0,
+}  # fmt: skip
 _CHOICES: Final = {
     "worker_kind": get_args(WorkerKind),
     "start_method": get_args(StartMethod),
+    "locality": get_args(Locality),
     "resizable": (True, False),
     "pin_memory": (True, False, "auto"),
 }
@@ -25,7 +30,7 @@ class LoaderOptions:
     """Options of a `MicroBatchLoader`, validated at birth.
 
     For example, a batch of 32 with micro-batches of 8 is written by up to four workers at once, each into its own rows.
-    None of these options changes a sample or, with the same batch size, a batch.
+    None of these options changes a sample, nor, but for `locality` and with the same batch size, a batch.
 
     Args:
         batch_size: Samples per batch, of each rank where there are several.
@@ -38,6 +43,9 @@ class LoaderOptions:
         resizable: `loader.batch_size = n` takes effect with the next batch; such a loader has no length.
         prefetch_batches: Batches under way beside the one handed out.
         pin_memory: Page-locked batches, which copy to a GPU without blocking; `auto` where CUDA is present.
+        locality: `none` shuffles all samples; `image`, for sets larger than memory, as many images at a time as take
+            `window_bytes`, so that each is read from the disk once in an epoch.
+        window_bytes: See `locality`.
         seed: Seed of the order and of every random number of a sample, 0 <= seed < 2**64.
         drop_last: Leave out the last batch of an epoch when it is short.
         timeout_s: Longest wait for one micro-batch before the run ends with a message.
@@ -55,13 +63,15 @@ class LoaderOptions:
     resizable: bool = False
     prefetch_batches: int = 2
     pin_memory: bool | Literal["auto"] = "auto"
+    locality: Locality = "none"
+    window_bytes: int = 2**30
     seed: int = 0
     drop_last: bool = False
     timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         """Check every range."""
-        for name, least in (("batch_size", 1), ("micro_batch_size", 1), ("prefetch_batches", 1), ("num_workers", 0)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value != "auto" or name not in ("micro_batch_size", "num_workers"):
                 check_count(name, value, least)

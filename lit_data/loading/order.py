@@ -7,9 +7,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
-from lit_data.rng import shuffled
+from lit_data.rng import Stream, random_words, shuffled
+from lit_data.types import SampleRuns
 
 _BLOCK: Final = 1024
+
+
+class Windows:
+    """An order that is random among a few runs at a time: the runs in random order, their samples mixed by windows.
+
+    A window is as many runs as take `window_bytes`, at least one. A sample's place depends on the seed and the epoch
+    alone; two samples of one run are never further apart than a window.
+
+    Args:
+        runs: Which samples lie together; none is empty.
+        window_bytes: What fits into memory.
+    """
+
+    def __init__(self, runs: SampleRuns, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self._starts = np.concatenate(([0], runs.ends[:-1])).astype(np.int64)
+        self._counts, self._nbytes = runs.ends - self._starts, runs.nbytes
+        self._plans: dict[tuple[int, int], tuple[NDArray[np.int64], ...]] = {}
+
+    def at(self, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+        """Sample indices at positions of an epoch."""
+        runs, ends, first = self._plan(seed, epoch)
+        window = np.searchsorted(first, positions, side="right") - 1
+        places = np.empty_like(positions)
+        for number in np.unique(window).tolist():
+            own, begin = window == number, int(first[number])
+            length = int(first[number + 1] if number + 1 < len(first) else ends[-1]) - begin
+            low, high = random_words(seed, Stream.WINDOWS, number, epoch, 2)[0].tolist()
+            places[own] = begin + shuffled(positions[own] - begin, length, low | high << 32, epoch)
+        row = np.searchsorted(ends, places, side="right")
+        run = runs[row]
+        found: NDArray[np.int64] = self._starts[run] + places - (ends[row] - self._counts[run])
+        return found
+
+    def _plan(self, seed: int, epoch: int) -> tuple[NDArray[np.int64], ...]:
+        """The runs in the order of an epoch, where each ends, and the first position of each window."""
+        if (seed, epoch) not in self._plans:
+            runs = shuffled(np.arange(len(self._counts)), len(self._counts), seed, epoch)
+            ends, before = np.cumsum(self._counts[runs]), np.cumsum(self._nbytes[runs]) - self._nbytes[runs]
+            first = np.unique(before // self.window_bytes, return_index=True)[1]
+            self._plans = {(seed, epoch): (runs, ends, (ends - self._counts[runs])[first])}
+        return self._plans[seed, epoch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +74,7 @@ class EpochOrder:
         rank: This process, 0 <= rank < world_size.
         world_size: Number of processes.
         drop_last: Leave out the last step of an epoch when it is short.
+        windows: Which samples stay close to each other in a random order; by default none do.
 
     Raises:
         ConfigError: There are fewer samples than ranks, or the rank is out of range.
@@ -42,6 +86,7 @@ class EpochOrder:
     rank: int = 0
     world_size: int = 1
     drop_last: bool = False
+    windows: Windows | None = None
 
     def __post_init__(self) -> None:
         """Check that every rank has work."""
@@ -51,6 +96,11 @@ class EpochOrder:
             raise ConfigError(
                 f"{self.length} samples cannot be shared by {self.world_size} ranks: use fewer devices or more data"
             )
+
+    @property
+    def window_bytes(self) -> int:
+        """Size of the windows; 0 without them."""
+        return self.windows.window_bytes if self.windows else 0
 
     def take(self, position: int, batch_size: int) -> int:
         """Positions that the step at `position` takes for all ranks together; 0 at the end of the epoch."""
@@ -80,7 +130,11 @@ class EpochOrder:
 
     def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Sample indices at positions of the epoch's order, whoever's they are."""
-        return shuffled(positions, self.length, self.seed, epoch) if self.shuffle else positions
+        if not self.shuffle:
+            return positions
+        if self.windows is not None:
+            return self.windows.at(positions, self.seed, epoch)
+        return shuffled(positions, self.length, self.seed, epoch)
 
 
 class OrderReader:

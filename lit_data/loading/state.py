@@ -46,6 +46,7 @@ class LoaderState:
         length: Samples of the set.
         seed: Of the order.
         shuffle: Whether the order is random.
+        window_bytes: Of an order by windows; 0 for another.
     """
 
     epoch: int
@@ -56,6 +57,7 @@ class LoaderState:
     length: int
     seed: int
     shuffle: bool
+    window_bytes: int = 0
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Self:
@@ -64,6 +66,7 @@ class LoaderState:
         Raises:
             StoreError: It is not what `to_plain` gives.
         """
+        state = {"window_bytes": 0, **state} if isinstance(state, Mapping) else state
         names = {own.name: bool if own.name == "shuffle" else int for own in fields(cls)}
         if (
             not isinstance(state, Mapping)
@@ -90,7 +93,8 @@ class LoaderState:
         Raises:
             ConfigError: The set, the seed or the order is another one.
         """
-        for name, found in (("length", order.length), ("seed", order.seed), ("shuffle", order.shuffle)):
+        for name in ("length", "seed", "shuffle", "window_bytes"):
+            found = getattr(order, name)
             saved = getattr(self, name)
             if self.position and saved != found:
                 raise ConfigError(

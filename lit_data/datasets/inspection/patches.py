@@ -15,7 +15,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.rng import Stream, random_words
-from lit_data.types import Array, FieldSpec
+from lit_data.types import Array, FieldSpec, SampleRuns
 
 Ints = NDArray[np.int64]
 _NOWHERE: Final = -1
@@ -147,6 +147,12 @@ class InspectionDataset(StripeDataset):
             self._paste(rows, indices, epoch)
         if self.labels is not None:
             rows["label"][:] = self.labels[rows["image_index"]]
+
+    @property
+    @override
+    def runs(self) -> SampleRuns | None:
+        """See `StripeDataset`; none where `sampling` takes patches from anywhere."""
+        return None if self._pools or self._leaves_out else super().runs
 
     def choose(self, indices: Ints, epoch: int) -> Ints:
         """[M] the patch of each sample in an epoch."""

@@ -12,7 +12,7 @@ from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.io.store.store import DecodedStore
-from lit_data.types import Array, FieldSpec
+from lit_data.types import Array, FieldSpec, SampleRuns
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +80,16 @@ class StripeDataset:
         """(h, w) of a patch with its margin."""
         (height, width), (above, left) = self.grid.patch_px, self.margin_px
         return height + 2 * above, width + 2 * left
+
+    @property
+    def runs(self) -> SampleRuns | None:
+        """The patches of each image, for an order by windows; none where they are cut elsewhere."""
+        if not self.pixels:
+            return None
+        areas = self.bank.heights_px[self.images] * self.bank.widths_px[self.images]
+        item_bytes = self.bank.channels * self.bank.dtype.itemsize + (self.masks is not None)
+        has = np.diff(self._ends, prepend=0) > 0
+        return SampleRuns(self._ends[has], (areas * item_bytes)[has])
 
     def set_epoch(self, epoch: int) -> None:
         """Stamp samples read by `__getitem__` with this epoch from now on."""

@@ -1,0 +1,121 @@
+"""Orders that are random among a few runs of samples at a time."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from lit_data.datamodules import InspectionDataModule
+from lit_data.datasets.inspection.patches import SamplingOptions
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.order import EpochOrder, Windows
+from lit_data.types import SampleRuns
+
+COUNTS = np.array([5, 1, 40, 7, 7, 12, 3, 30, 9, 11])
+RUNS = SampleRuns(np.cumsum(COUNTS), COUNTS * 10)
+TOTAL = int(COUNTS.sum())
+
+
+def _order(window_bytes: int = 200, **options: Any) -> EpochOrder:
+    return EpochOrder(TOTAL, True, 3, windows=Windows(RUNS, window_bytes), **options)
+
+
+def _run_of(samples: np.ndarray) -> np.ndarray:
+    return np.searchsorted(RUNS.ends, samples, side="right")
+
+
+@pytest.mark.parametrize("window_bytes", [1, 200, 400, 10**9])
+def test_each_sample_comes_once(window_bytes: int) -> None:
+    for epoch in range(3):
+        found = _order(window_bytes).indices(0, TOTAL, epoch)
+        assert sorted(found.tolist()) == list(range(TOTAL))
+
+
+def test_samples_of_a_run_stay_within_a_window() -> None:
+    for epoch in range(5):
+        run = _run_of(_order(200).indices(0, TOTAL, epoch))
+        for number in range(len(COUNTS)):
+            (places,) = np.nonzero(run == number)
+            # a window holds what begins below 20 samples, so at most those and one run more
+            assert places[-1] - places[0] < 20 + COUNTS.max()
+    mixed = _run_of(_order(400).indices(0, TOTAL, 0))
+    assert (np.diff(mixed) != 0).sum() > 2 * len(COUNTS)  # not run after run
+
+
+def test_epochs_and_seeds_differ() -> None:
+    found = [_order().indices(0, TOTAL, epoch).tolist() for epoch in range(4)]
+    found.append(EpochOrder(TOTAL, True, 4, windows=Windows(RUNS, 200)).indices(0, TOTAL, 0).tolist())
+    assert len({tuple(order) for order in found}) == 5
+    assert len({int(_run_of(np.array(order[:1]))[0]) for order in found}) > 1
+
+
+def test_ranks_and_positions_share_one_order() -> None:
+    whole = _order().indices(0, TOTAL, 1)
+    assert np.array_equal(_order().indices(31, 40, 1), whole[31:71])
+    shares = [_order(rank=rank, world_size=3).indices(0, TOTAL, 1) for rank in range(3)]
+    assert all(np.array_equal(share, whole[rank::3]) for rank, share in enumerate(shares))
+
+
+class Numbers(Dataset[torch.Tensor]):
+    runs = RUNS
+
+    def __len__(self) -> int:
+        return TOTAL
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+def _loader(dataset: Any = None, **options: Any) -> MicroBatchLoader:
+    given = {"batch_size": 8, "num_workers": 0, "seed": 3, "locality": "image", "window_bytes": 200} | options
+    return MicroBatchLoader(dataset or Numbers(), LoaderOptions(**given), shuffle=True)
+
+
+def test_a_loader_goes_on_exactly_within_a_window() -> None:
+    loader = _loader()
+    batches = iter(loader)
+    first = [next(batches) for _ in range(5)]
+    state = loader.state_dict()
+    rest = list(batches)
+    assert torch.equal(torch.cat([*first, *rest]), torch.from_numpy(_order().indices(0, TOTAL, 0)))
+    resumed = _loader(batch_size=16)
+    resumed.load_state_dict(state)
+    assert torch.equal(torch.cat(list(resumed)), torch.cat(rest))
+
+
+def test_another_order_is_refused_inside_an_epoch() -> None:
+    loader = _loader()
+    next(iter(loader))
+    state = loader.state_dict()
+    for options in ({"locality": "none"}, {"window_bytes": 300}):
+        other = _loader(**options)
+        with pytest.raises(ConfigError, match="window_bytes=200, and now it is"):
+            other.load_state_dict(state)
+    older = {name: value for name, value in _loader(locality="none").state_dict().items() if name != "window_bytes"}
+    _loader(locality="none").load_state_dict(older)  # as versions without windows wrote it
+
+
+def test_a_dataset_that_says_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TensorDataset does not say which of its samples lie together"):
+        _loader(torch.utils.data.TensorDataset(torch.arange(9)))
+
+
+def test_patches_of_an_image_come_close_to_each_other(tmp_path: Path) -> None:
+    def run(**options: Any) -> list[int]:
+        loader = LoaderOptions(batch_size=8, num_workers=0, locality="image", window_bytes=2 * 3 * 192 * 256)
+        samples = {"count": 24}
+        data = InspectionDataModule(samples=samples, patch_px=64, loader=loader, cache_dir=str(tmp_path), **options)
+        data.prepare_data()
+        data.setup("fit")
+        return torch.cat([batch["image_index"] for batch in data.train_dataloader()]).tolist()
+
+    images = run()
+    spans = [max(places) - min(places) for places in ([n for n, i in enumerate(images) if i == k] for k in set(images))]
+    assert len(images) == 12 * len(spans)
+    assert max(spans) < 3 * 12 + 12
+    with pytest.raises(ConfigError, match="or takes them from anywhere"):
+        run(sampling=SamplingOptions(positives=0.5))

@@ -233,7 +233,7 @@ def _draw_areas(axes: Axes, lines: Sequence[ChartLine], shown: Mapping[str, Any]
 def _clip(values: NDArray[np.float64], found: _Range) -> NDArray[np.float64]:
     """Values in the unit that is read; NaN for those without a place."""
     with np.errstate(invalid="ignore"):
-        return np.where((np.abs(values) < _MOST) & (~found.is_log | (values > 0)), values / found.divisor, np.nan)
+        return np.where((np.abs(values) < _MOST) & ((values > 0) | (not found.is_log)), values / found.divisor, np.nan)
 
 
 def _write_svg(figure: Figure) -> str:

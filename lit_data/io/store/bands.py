@@ -168,14 +168,15 @@ class BandFile:
 
     def open(self, number: int) -> tuple[int, BandedImage]:
         """One image, which is in bands, and the byte at which it begins."""
-        if number not in self._opened:
+        found = self._opened.get(number)
+        if found is None:
             channels, heights_px, widths_px, offsets = self._sizes
             shape, first = (channels, heights_px.item(number), widths_px.item(number)), offsets.item(number)
             image = BandedImage(self._values[first : first + math.prod(shape)], shape, self.band_px)
-            if len(self._opened) >= _MOST_OPENED:
+            if len(self._opened) >= _MOST_OPENED:  # several threads may come here at once
                 self._opened.clear()
-            self._opened[number] = self._begin + first * self._values.itemsize, image
-        return self._opened[number]
+            found = self._opened[number] = self._begin + first * self._values.itemsize, image
+        return found
 
     def expect(self, places: Iterable[tuple[int, int, int]], size_px: tuple[int, int]) -> None:
         """Have patches brought into memory, side by side and in the order of the file.

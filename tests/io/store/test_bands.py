@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lit_data.inference.tiling import TileAxis
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
 from lit_data.io.images.image_source import cut_patches
 from lit_data.io.images.writing import write_png
+from lit_data.io.store import bands
 from lit_data.io.store.arrays import META_NAME, encode_meta, read_meta
 from lit_data.io.store.bands import BandedImage
 from lit_data.loading import LoaderOptions
@@ -82,6 +84,22 @@ def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
         np.testing.assert_array_equal(found, wanted)
         row, patch = found[0], cut_patch(images[numbers[0]], int(tops[0]), int(lefts[0]), (height, width))
         np.testing.assert_array_equal(row, patch)
+
+
+def test_threads_read_more_images_than_are_kept_open(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bands, "_MOST_OPENED", 1)
+    images, numbers = draw(), np.array([0, 1, 2, 4] * 10)
+    store, places = make_store(images), np.zeros(40, np.int64)
+
+    def cut(_: int) -> Array:
+        rows = np.zeros((40, 3, 20, 20), np.uint8)
+        store.cut_into(numbers, places, places, rows)
+        return rows
+
+    wanted = np.stack([images[number][:, :20, :20] for number in numbers.tolist()])
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(cut, range(8)):
+            np.testing.assert_array_equal(found, wanted)
 
 
 def test_an_image_is_read_by_slices(make_store: MakeStore) -> None:

@@ -28,6 +28,13 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
     return torch.float32 if is_mps else torch.float64
 
 
+def runs_on_cpu(tensor: "torch.Tensor") -> bool:
+    """Whether NumPy and OpenCV may work on a tensor: it is on the CPU, and torch.compile does not trace the call."""
+    import torch
+
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def reused(shape: "Sequence[int]") -> "torch.Tensor":
     """An unset float32 tensor on the CPU; large ones lie in memory that serves again when the last reference is gone.
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from lit_data.devices import reused
+from lit_data.devices import reused, runs_on_cpu
 from lit_data.errors import ConfigError
 
 BOX_COLUMNS = 6
@@ -63,7 +63,7 @@ def in_pieces(change: Callable[..., Tensor], images: Tensor, *numbers: Tensor | 
         images: [B, C, H, W].
         numbers: [B, ...] each, or none.
     """
-    if images.device.type != "cpu" or torch.compiler.is_compiling():
+    if not runs_on_cpu(images):
         return change(images, *numbers)
     step, changed = max(1, _PIECE_BYTES // images[:1].nbytes), reused(images.shape)
     for first in range(0, len(images), step):

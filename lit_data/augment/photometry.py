@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers, in_pieces
+from lit_data.devices import runs_on_cpu
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
@@ -49,7 +50,7 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
     Returns:
         [B, C, H, W] float32.
     """
-    if images.device.type == "cpu" and not torch.compiler.is_compiling():
+    if runs_on_cpu(images):
         return _blur_planes(images.numpy(), weights.numpy())
     height, width = images.shape[-2:]
     taps = weights.shape[-1]
@@ -137,7 +138,7 @@ def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
     Returns:
         [..., height_px, width_px] float32 normal noise with variance 1, on the device of the draws.
     """
-    if draws.device.type == "cpu" and not torch.compiler.is_compiling():
+    if runs_on_cpu(draws):
         return _cut_windows(draws, height_px, width_px)
     start = (draws[..., :2] * FIELD_PX).long()
     rows = (start[..., 0, None] + torch.arange(height_px, device=draws.device)) % FIELD_PX

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.augment.matrices import Size
-from lit_data.devices import reused, widest_float
+from lit_data.devices import reused, runs_on_cpu, widest_float
 
 Padding = Literal["reflect", "zeros", "border"]
 _SAMPLER_PADDING: Final = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
@@ -61,7 +61,7 @@ class WholeMoves:
 
     def take(self, planes: Tensor) -> Tensor:
         """The pixels: from [B, C, H, W] of any dtype [B, C, h, w]; those outside become 0 where they are told apart."""
-        if planes.device.type == "cpu" and not torch.compiler.is_compiling():
+        if runs_on_cpu(planes):
             taken = self._slice(planes)
         else:
             spread = self._index.view(len(planes), 1, -1).expand(-1, planes.shape[1], -1)
@@ -69,7 +69,7 @@ class WholeMoves:
         if self.inside is None:
             return taken
         rows, columns = self.inside
-        if planes.device.type == "cpu" and rows.all() and columns.all():  # elsewhere to ask would wait for the device
+        if runs_on_cpu(planes) and rows.all() and columns.all():  # elsewhere to ask would wait for the device
             return taken
         return taken.masked_fill_(~(rows[:, :, None] & columns[:, None])[:, None], 0)
 

@@ -170,7 +170,7 @@ class ScoredModule(L.LightningModule):
     """A net that learns by one loss and is scored on whole stages.
 
     Logs ``train/loss`` in each step, and what `take_scores` gives after validation and test, with ``val/`` or ``test/``
-    before it; names that end in one of `not_in_bar` stay out of the progress bar.
+    before it; names that hold one of `not_in_bar` stay out of the progress bar.
 
     Args:
         net: The net.
@@ -231,5 +231,5 @@ class ScoredModule(L.LightningModule):
 
     def _log_scores(self, stage: str) -> None:
         for name, value in self.take_scores(stage).items():
-            shown = not name.endswith(self.not_in_bar)
+            shown = not any(part in name for part in self.not_in_bar)
             self.log(f"{stage}/{name}", value, prog_bar=shown, batch_size=1, sync_dist=True)

@@ -239,6 +239,8 @@ def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
 
 
 def _read_yolo(path: Path, found: Annotated) -> None:
+    if not path.stat().st_size:  # an image without objects
+        return
     with open_source(path) as stream:
         lines = read_whole(stream).decode("utf-8-sig", "replace").splitlines()
     words = [line.split() for line in lines]

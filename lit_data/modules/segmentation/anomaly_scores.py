@@ -1,5 +1,6 @@
 """`AnomalyScores`: the scores by which methods of anomaly detection are compared."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,7 @@ class AnomalyScores(PixelScores):
 
     - ``image_auroc``, ``image_average_precision``: of images, whose score is the highest of their pixels; exact, and
       left out where all images have a defect or none has;
+    - ``image_auroc_KIND``: that of the defective images of a kind among the good ones, where there are several `kinds`;
     - ``pixel_auroc``: area under the ROC curve of the pixels;
     - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive rate, up to 0.3 and
       0.05, as a share of the limit (Bergmann et al., "The MVTec anomaly detection dataset", IJCV 2021). A region is a
@@ -35,6 +37,9 @@ class AnomalyScores(PixelScores):
 
     The curves have 8192 thresholds. A region weighs 1 in a histogram of its pixels' scores, so the state of the pixels
     is of fixed size; that of the images is three numbers for each patch.
+
+    Args:
+        kinds: Kind of the defects of each image, by its number; empty where none is known.
     """
 
     regions: Tensor
@@ -43,8 +48,9 @@ class AnomalyScores(PixelScores):
     highest: list[Tensor]
     defective: list[Tensor]
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Sequence[str] = ()) -> None:
         super().__init__(threshold=0.5)
+        self.kinds = kinds
         self.add_state("regions", torch.zeros(BINS, dtype=widest_float()), dist_reduce_fx="sum")
         self.add_state("region_count", torch.tensor(0), dist_reduce_fx="sum")
         for name in ("images", "highest", "defective"):
@@ -93,7 +99,7 @@ class AnomalyScores(PixelScores):
         found |= {name: _area(false, overlap, limit) for name, limit in _LIMITS.items()}
         best = int(dice.argmax())
         found |= {"f1_max": dice[best].float(), "f1_max_threshold": bin_edge(BINS - 1 - best).to(dice.device)}
-        return {name: found[name] for name in ("average_precision", "dice", *ANOMALY_SCORES) if name in found}
+        return found
 
     def _score_images(self) -> dict[str, Tensor]:
         if not len(self.images):
@@ -105,10 +111,21 @@ class AnomalyScores(PixelScores):
         defective[place[dim_zero_cat(self.defective)]] = 1
         if defective.all() or not defective.any():
             return {}
+        by_kind = self._find_by_kind(numbers, defective) if self.kinds else {}
         return {
             "image_auroc": binary_auroc(highest, defective),
             "image_average_precision": binary_average_precision(highest, defective),
-        }
+        } | {f"image_auroc_{kind}": binary_auroc(highest[rows], defective[rows]) for kind, rows in by_kind.items()}
+
+    def _find_by_kind(self, numbers: Tensor, defective: Tensor) -> dict[str, Tensor]:
+        """Which images are good or of a kind, bool, for each of several kinds."""
+        kinds = [
+            self.kinds[number] if bad else "" for number, bad in zip(numbers.tolist(), defective.tolist(), strict=True)
+        ]
+        told = sorted(set(kinds) - {""})
+        if len(told) < 2:
+            return {}
+        return {kind: torch.tensor([one in ("", kind) for one in kinds], device=numbers.device) for kind in told}
 
 
 def _area(false_rates: Tensor, hit_rates: Tensor, limit: float) -> Tensor:

@@ -107,7 +107,7 @@ class SegmentationModule(ScoredModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Refuse a datamodule with other classes.
+        """Refuse a datamodule with other classes, and take the kinds of its defects.
 
         Raises:
             ConfigError: It has.
@@ -119,6 +119,9 @@ class SegmentationModule(ScoredModule):
                 f"the datamodule tells {list(known) or 'no classes'} apart and the model "
                 f"{list(self.classes) or 'none'}: set model.classes and the outputs of model.net as data.classes"
             )
+        for metric in self.scores.modules():
+            if isinstance(metric, AnomalyScores):
+                metric.kinds = getattr(datamodule, "image_kinds", ())
 
     @override
     def on_fit_start(self) -> None:

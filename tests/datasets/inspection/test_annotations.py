@@ -22,7 +22,7 @@ def _expected() -> np.ndarray:
     return mask
 
 
-def _to_runs(mask: np.ndarray) -> list[int]:
+def to_runs(mask: np.ndarray) -> list[int]:
     """Starts from 1 and lengths, column by column."""
     flat = np.concatenate([[0], mask.T.reshape(-1) > 0, [0]]).astype(int)
     begins, ends = np.flatnonzero(np.diff(flat) == 1), np.flatnonzero(np.diff(flat) == -1)
@@ -77,7 +77,7 @@ def _cvat(folder: Path, points: str) -> None:
 
 
 FLAT = [float(value) for point in BOX for value in point]
-RUNS = " ".join(map(str, _to_runs(_expected())))
+RUNS = " ".join(map(str, to_runs(_expected())))
 KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "COCO polygons": ("coco", lambda folder: _coco(folder, [FLAT])),
     "COCO counts": ("coco", lambda folder: _coco(folder, {"size": SIZE, "counts": _to_counts(_expected())})),
@@ -178,7 +178,7 @@ def test_an_outline_with_a_notch_is_filled_by_its_middles(folder: Path) -> None:
 
 
 def test_categories_become_the_numbers_of_classes(folder: Path) -> None:
-    second = " ".join(str(number) for number in _to_runs(np.roll(_expected(), 12, axis=1)))
+    second = " ".join(str(number) for number in to_runs(np.roll(_expected(), 12, axis=1)))
     _csv(folder, f"a.png,2,{RUNS}", f"a.png,1,{second}", "b.png,7,1 3")
     assert sorted(np.unique(_draw(folder)[1][0])) == [0, 255]
     masks = _draw(folder, ["2", "1"])[1]
@@ -191,7 +191,7 @@ def test_categories_become_the_numbers_of_classes(folder: Path) -> None:
 
 
 def test_classes_that_overlap_are_listed_with_their_image(folder: Path) -> None:
-    part = " ".join(str(number) for number in _to_runs(np.where(np.arange(30) < 9, _expected(), 0)))
+    part = " ".join(str(number) for number in to_runs(np.where(np.arange(30) < 9, _expected(), 0)))
     _csv(folder, f"a.png,1,{RUNS}", f"a.png,2,{part}")
     with pytest.raises(DataError, match=r"1 annotations are bad:\n.*row 3: .*a\.png: '2' overlaps other classes in 32"):
         _draw(folder, ["1", "2"])

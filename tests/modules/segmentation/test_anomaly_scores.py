@@ -80,6 +80,24 @@ def test_an_image_scores_as_its_highest_pixel() -> None:
     assert found["image_average_precision"] == pytest.approx(float(binary_average_precision(highest, defective)))
 
 
+def test_each_kind_of_defect_is_ranked_among_the_good_images() -> None:
+    scores, masks = _make()
+    highest = scores.flatten(1).amax(1).view(5, 2).amax(1)
+    metric = AnomalyScores(kinds=["hole", "scratch", "good", "hole", "good"])
+    metric.update(scores, masks, IMAGES)
+    found = metric.compute()
+    for kind, rows in {"hole": [0, 2, 3, 4], "scratch": [1, 2, 4]}.items():
+        truth = torch.tensor([int(row not in (2, 4)) for row in rows])
+        assert float(found[f"image_auroc_{kind}"]) == pytest.approx(float(binary_auroc(highest[rows], truth)))
+
+
+def test_one_kind_alone_says_nothing_more() -> None:
+    scores, masks = _make()
+    metric = AnomalyScores(kinds=["bad", "bad", "good", "bad", "good"])
+    metric.update(scores, masks, IMAGES)
+    assert set(metric.compute()) == set(_score(scores, masks))
+
+
 def test_one_image_whose_patches_come_apart_is_one_image() -> None:
     scores, masks = _make()
     order = torch.tensor([0, 2, 4, 6, 8, 1, 3, 5, 7, 9])

@@ -16,7 +16,7 @@ from lit_data.io.store.arrays import ArrayWriter
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable
 
-LONGEST = ("test_all_configs", "test_cli", "test_notebooks", "test_ranks", "test_adaptive_ranks", "test_segmentation")
+LONGEST = ("test_all_configs", "test_cli", "test_compose", "test_notebooks", "test_ranks", "test_adaptive_ranks")
 
 # Processes that share the cores, and small tensors: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

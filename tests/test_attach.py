@@ -137,6 +137,7 @@ def test_a_target_is_enough(here: Path) -> None:
     assert "logs no val/average_precision in validation (it logs train/loss, val/loss)" in log
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_typed_keys_reach_the_module_and_wrong_ones_are_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY]
@@ -180,6 +181,7 @@ def test_what_is_no_module_of_lightning_is_refused(
     assert re.search(reason, capsys.readouterr().err)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("way", [["--config-dir", "my_conf"], ["hydra.searchpath=[file://my_conf]"]])
 def test_own_folder_of_configurations(way: list[str], here: Path) -> None:
@@ -224,6 +226,7 @@ def test_samples_of_several_sizes_come_as_lists() -> None:
     assert [len(target["boxes"]) for target in names["targets"]] == list(range(8))
 
 
+@pytest.mark.slow
 def test_own_datamodule_trains_in_the_command(
     here: Path, monkeypatch: pytest.MonkeyPatch, project: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +282,7 @@ def test_lightning_cli(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["cli"].trainer.global_step > 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here", "quiet")
 def test_datamodule_of_another_project() -> None:
     exec(CALLBACKS, {"YourModule": BoringModel, "YourDataModule": BoringDataModule})

@@ -240,6 +240,7 @@ def test_further_ranks_get_the_same_command_line_and_folder(
     assert (tmp_path / "a b/train_ddp_process_1.log").exists()
 
 
+@pytest.mark.slow
 def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
@@ -262,6 +263,7 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
     ]
 
 
+@pytest.mark.slow
 def test_failed_job_does_not_end_the_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
@@ -374,6 +376,7 @@ def test_own_package_is_used_with_the_flag_alone(
     assert "'model._target_' is 'own_project.Net', which is not allowed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--config-dir=own", "hydra.searchpath=[own]"])
 def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> None:
     (tmp_path / "own/experiment").mkdir(parents=True)
@@ -523,7 +526,6 @@ FIT = [
     "logger=none",
 ]
 EPOCHS = "trainer.max_epochs=1000000"
-CTRL_C = (os.killpg, 2, ENDINGS[1])  # a terminal tells the workers too
 
 
 def interrupt_fit(tmp_path: Path, *words: str, number: signal.Signals, to: Callable[..., None]) -> tuple[int, str]:
@@ -532,14 +534,12 @@ def interrupt_fit(tmp_path: Path, *words: str, number: signal.Signals, to: Calla
     return signal_when_ready(start(tmp_path, *FIT, EPOCHS, *words, "hydra.run.dir=out"), number, to)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize(
     ("to", "workers", "number", "code", "message"),
-    [
-        pytest.param(to, workers, *ending, marks=() if (to, workers, ending) == CTRL_C else pytest.mark.slow)
-        for to, workers, ending in itertools.product((os.kill, os.killpg), (0, 2), ENDINGS)
-    ],
+    [(to, workers, *ending) for to, workers, ending in itertools.product((os.kill, os.killpg), (0, 2), ENDINGS)],
 )
 def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
     tmp_path: Path, to: Callable[..., None], workers: int, number: signal.Signals, code: int, message: str

@@ -99,6 +99,7 @@ def test_it_is_trained_tested_and_drawn(run: Run) -> None:
     assert main(["report", str(fitted.parents[1])]) == 0
 
 
+@pytest.mark.slow
 def test_a_prediction_goes_on_and_tells_of_bad_images(run: Run, root: Path, place: Path, tmp_path: Path) -> None:
     fitted = run("fit", "trainer.max_epochs=1", "trainer.log_every_n_steps=1")
     words = [f"ckpt={fitted}/checkpoints/last.ckpt", f"predict.folder={tmp_path}/found"]
@@ -116,6 +117,7 @@ def test_a_prediction_goes_on_and_tells_of_bad_images(run: Run, root: Path, plac
         (root / "dark" / "bad.png").unlink()
 
 
+@pytest.mark.slow
 def test_it_is_prepared_measured_and_swept(run: Run, place: Path) -> None:
     assert _summary(run("prepare", "prepare.check=true"))["prepare/images"] == 24
     assert _summary(run("prepare", "prepare.verify=true"))["prepare/train_samples"] > 12

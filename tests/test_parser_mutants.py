@@ -175,7 +175,9 @@ def _mutate(whole: bytes, draws: random.Random) -> bytes:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("run") else ()) for name in CASES]
+)
 def test_a_mutant_is_read_or_refused_in_our_own_words(name: str, tmp_path: Path) -> None:
     case, draws = CASES[name](tmp_path), random.Random(name)
     whole = case.path.read_bytes()

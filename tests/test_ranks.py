@@ -248,22 +248,26 @@ def _together(runs: Runs, stage: str) -> Counter[tuple[int, int]]:
     return Counter((epoch, index) for rank in runs.two for epoch, index in rank["seen"][stage])
 
 
+@pytest.mark.slow
 def test_training_takes_each_sample_once_in_equally_many_steps(runs: Runs) -> None:
     assert _together(runs, "train") == EVERYTHING == Counter(runs.one.seen["train"])
     assert [len(rank["states"]) for rank in runs.two] == [EPOCHS * STEPS] * 2
 
 
+@pytest.mark.slow
 def test_the_loader_stands_at_the_same_place_on_each_rank(runs: Runs) -> None:
     assert runs.two[0]["states"] == runs.two[1]["states"]
     positions = [state["train_loader"]["position"] for state in runs.two[0]["states"]]
     assert positions == [8, 16, 21] * EPOCHS == [state["train_loader"]["position"] for state in runs.one.states]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "times"), [("val", EPOCHS + 1), ("test", 1), ("predict", 1)])
 def test_evaluation_takes_each_sample_once(runs: Runs, stage: Stage, times: int) -> None:
     assert _together(runs, stage) == {(0, index): times for index in range(LENGTHS[stage])}
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_one_process(runs: Runs) -> None:
     alone = _score(0, 1)
     assert 0 < alone["recall"] < 1
@@ -272,11 +276,13 @@ def test_metrics_are_those_of_one_process(runs: Runs) -> None:
     assert [rank["scores"] for rank in runs.two] == [alone, alone]
 
 
+@pytest.mark.slow
 def test_the_digest_is_that_of_one_process(runs: Runs) -> None:
     assert runs.digest["train/samples_hashed"] == EPOCHS * LENGTHS["train"]
     assert [rank["digest"] for rank in runs.two] == [runs.digest] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, EPOCHS * STEPS))
 def test_one_process_goes_on_where_two_ranks_stopped(runs: Runs, tmp_path: Path, step: int) -> None:
     again, digest = Model(), SampleDigest()
@@ -289,12 +295,14 @@ def test_one_process_goes_on_where_two_ranks_stopped(runs: Runs, tmp_path: Path,
     assert digest.summary() == runs.digest
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_where_one_process_stopped(runs: Runs) -> None:
     again = [(epoch, index) for rank in runs.two for epoch, index in rank["again"]]
     assert Counter(runs.one.seen["train"][: LENGTHS["train"] + 8] + again) == EVERYTHING
     assert {len(rank["again"]) for rank in runs.two} == {7, 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -331,6 +339,7 @@ def test_a_rank_with_an_image_fewer_ends_the_run_before_training(tmp_path: Path)
     assert not list((tmp_path / "runs").rglob("summary.json"))
 
 
+@pytest.mark.slow
 def test_fit_writes_what_it_writes_with_one_process(tmp_path: Path) -> None:
     code, output = _call("fit", tmp_path, "trainer=ddp_cpu")
     assert code == 0, output

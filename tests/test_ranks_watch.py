@@ -96,6 +96,7 @@ with rank_watch.watching_ranks():
 """
 
 
+@pytest.mark.slow
 def test_a_first_rank_that_hangs_is_ended_with_the_exit_code_of_a_dead_rank() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert done.returncode == WorkerDiedError.exit_code

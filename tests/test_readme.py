@@ -18,10 +18,20 @@ from lit_data.commands.configuration.compose import compose
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-LINES = [line for text in (README, *PAGES.values()) for line in text.splitlines()]
-COMMANDS = [line.split("#")[0].strip() for line in LINES if "python -m lit_data " in line and "`" not in line]
 
 _Trainer = L.Trainer
+
+
+def _list_commands(text: str) -> list[str]:
+    """The command lines that can be run as they stand."""
+    lines = [line.split("#")[0].strip() for line in text.splitlines() if "python -m lit_data " in line]
+    return [line for line in lines if not re.search("`|my_conf|example_package", line)]
+
+
+COMMANDS = [
+    *_list_commands(README),
+    *(pytest.param(line, marks=pytest.mark.slow) for page in PAGES.values() for line in _list_commands(page)),
+]
 
 
 def test_it_stays_short() -> None:
@@ -34,7 +44,7 @@ def test_links_lead_somewhere(page: str) -> None:
         assert ((ROOT / page).parent / target).is_file(), target
 
 
-@pytest.mark.parametrize("line", [line for line in COMMANDS if not re.search("my_conf|example_package", line)])
+@pytest.mark.parametrize("line", COMMANDS)
 def test_commands_compose(line: str, tmp_path: Path) -> None:
     _, _, rest = line.partition("python -m lit_data ")
     command, *words = shlex.split(rest)

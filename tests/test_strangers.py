@@ -133,6 +133,7 @@ def _run(command: str, module: str, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_segmenter_with_its_own_names_is_trained_tested_and_predicts() -> None:
     summary = _run("fit", "strangers.Segmenter", *STRIPE, *SHORT)
     assert {"valid_dataset_iou", "valid_loss", "test_dataset_iou", "test_loss"} <= summary.keys()
@@ -147,6 +148,7 @@ def test_cross_entropy_gets_classes_and_probabilities_are_taken_alone() -> None:
     assert _run("predict", "strangers.Geo", *words)["predict/images"] == 6
 
 
+@pytest.mark.slow
 def test_a_detector_of_torchvision_gets_lists_and_its_labels_are_read() -> None:
     words = [*BOXES, "data.batch_format=torchvision"]
     summary = _run("fit", "strangers.Detector", *words, *SHORT)
@@ -160,6 +162,7 @@ def test_a_loss_of_ultralytics_gets_its_dict_also_in_pieces() -> None:
     assert _run("fit", "strangers.Yolo", *words)["batch/size"] == 2
 
 
+@pytest.mark.slow
 def test_what_fails_after_training_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     summary = _run("fit", "strangers.Silent", *STRIPE, *SHORT)
     assert summary["seconds"] > 0
@@ -179,6 +182,7 @@ def test_a_summary_that_cannot_be_written_ends_no_training(
     assert "No space left on device" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sanity", [0, 2])
 def test_a_metric_to_monitor_that_is_not_logged_ends_no_run(sanity: int, capsys: pytest.CaptureFixture[str]) -> None:
     _run("fit", "strangers.Segmenter", *STRIPE, *SHORT, f"trainer.num_sanity_val_steps={sanity}")
@@ -186,6 +190,7 @@ def test_a_metric_to_monitor_that_is_not_logged_ends_no_run(sanity: int, capsys:
     assert list(Path("runs").rglob("best.ckpt"))
 
 
+@pytest.mark.slow
 def test_any_datamodule_is_trained_on_and_scored() -> None:
     words = ["data._target_=strangers.PlainData", *SHORT, "name=plain"]
     summary = _run("fit", "strangers.Plain", *words)
@@ -215,6 +220,7 @@ def test_commands_that_need_a_datamodule_of_ours_say_so(capsys: pytest.CaptureFi
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_foreign_model_compares_its_own_metric(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["data._target_=strangers.PlainData", "name=swept", "sweep.metric=loss", "sweep.mode=min"]
     words += ["sweep.isolate=none", *SHORT, "--package", "strangers"]

@@ -118,6 +118,7 @@ def _sum_ranks(rank: int, start: int) -> int:
     return int(total)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_function_runs_on_ranks() -> None:
     assert run_on_ranks(_sum_ranks, 2, 5) == [11, 11]

@@ -2,11 +2,12 @@
 
 import math
 from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +25,15 @@ class TakesPictures(Protocol):
 
     def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
         """Log pictures [H, W, 3] uint8."""
+        ...
+
+
+@runtime_checkable
+class TakesTables(Protocol):
+    """A logger such as Lightning's for Weights & Biases."""
+
+    def log_table(self, key: str, columns: list[str], data: list[list[Any]]) -> None:
+        """Log a table."""
         ...
 
 
@@ -60,8 +70,37 @@ def publish(trainer: L.Trainer, key: str, picture: NDArray[np.uint8], path: Path
 def _log_picture(logger: Logger, key: str, picture: NDArray[np.uint8], step: int) -> None:
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_image(key, picture, step, dataformats="HWC")
+    elif isinstance(logger, MLFlowLogger):
+        logger.experiment.log_image(logger.run_id, picture, key=key.replace("/", "_"), step=step)
     elif isinstance(logger, TakesPictures):
         logger.log_image(key, [picture], step=step)
+
+
+def hand_over_file(trainer: L.Trainer, path: Path) -> None:
+    """Hand a picture that was written to the loggers that take pictures, under the name of its file."""
+    import cv2
+
+    if path.is_file() and any(_takes_pictures(logger) for logger in trainer.loggers):
+        picture = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
+        for logger in trainer.loggers:
+            _log_picture(logger, path.stem, picture, count_logged_steps(trainer))
+
+
+def hand_over_table(trainer: L.Trainer, key: str, values: Mapping[str, float]) -> None:
+    """Hand named figures to the loggers that take tables."""
+    rows = [[name, float(value)] for name, value in values.items()]
+    for logger in trainer.loggers if rows else ():
+        if isinstance(logger, TensorBoardLogger):
+            lines = ["| name | value |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in rows)]
+            logger.experiment.add_text(key, "\n".join(lines), count_logged_steps(trainer))
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_dict(logger.run_id, dict(rows), f"{key}.json")
+        elif isinstance(logger, TakesTables):
+            logger.log_table(key, columns=["name", "value"], data=rows)
+
+
+def _takes_pictures(logger: Logger) -> bool:
+    return isinstance(logger, TensorBoardLogger | MLFlowLogger | TakesPictures)
 
 
 def _to_bytes(images: Tensor) -> NDArray[np.uint8]:

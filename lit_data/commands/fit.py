@@ -12,11 +12,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
+from lit_data.callbacks.imaging.pictures import hand_over_file, hand_over_table
 from lit_data.commands.checkpoints import find_start, load_weights, restoring
 from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.pictures import draw_predictions, draw_samples
-from lit_data.commands.result import join_scores
+from lit_data.commands.result import is_score, join_scores
 from lit_data.commands.run_report import warning_after
 from lit_data.commands.session import (
     build_any_datamodule,
@@ -92,7 +93,17 @@ def _fit(
         if trainer.is_global_zero and isinstance(datamodule, BaseDataModule):
             write_json(folder / "loader.json", datamodule.describe_loaders())
             _draw_predictions(cfg, trainer, datamodule, model, best)
+    with warning_after("fit", "what the loggers take"):
+        _tell_loggers(trainer, folder, metrics)
     return metrics
+
+
+def _tell_loggers(trainer: L.Trainer, folder: Path, metrics: dict[str, Any]) -> None:
+    """Hand the pictures of the run and its scores to those that take pictures and tables."""
+    if trainer.is_global_zero:
+        for name in ("samples.png", "predictions.png"):
+            hand_over_file(trainer, folder / name)
+        hand_over_table(trainer, "scores", {key: value for key, value in metrics.items() if is_score(key, value)})
 
 
 def _draw_predictions(

@@ -36,16 +36,16 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
 
     A batch is a dict:
 
-    ==============  ===========================  ======================================================
-    key             shape, dtype                 what
-    ==============  ===========================  ======================================================
-    ``image``       [B, 3, H, W] float32         0..1, channels target, ref1, ref2
-    ``mask``        [B, 1, H, W] float32         {0, 1}, true defects; not when predicting
-    ``index``       [B] int64                    number of the patch among those of all images
-    ``image_index`` [B] int64                    number of the image
-    ``position``    [B, 2] int64                 (y, x) of the patch in its image, px
-    ``epoch``       [B] int64                    epoch the sample was drawn for
-    ==============  ===========================  ======================================================
+    ===============  ===========================  ======================================================
+    key              shape, dtype                 what
+    ===============  ===========================  ======================================================
+    ``image``        [B, 3, H, W] float32         0..1, channels target, ref1, ref2
+    ``mask``         [B, 1, H, W] float32         {0, 1}, true defects; not when predicting
+    ``index``        [B] int64                    number of the patch among those of all images
+    ``image_index``  [B] int64                    number of the image
+    ``position``     [B, 2] int64                 (y, x) of the patch in its image, px
+    ``epoch``        [B] int64                    epoch the sample was drawn for
+    ===============  ===========================  ======================================================
 
     `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2`` ([B, 1, H, W]).
     `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.

@@ -16,6 +16,7 @@ def _layers() -> Layers:
     return Layers(images, (images[:, :1] > 0.8).float())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "plain", [StripeAugment(), Pipeline([Geometry(rotate_deg=10, shift_px=3, crop_px=32), Photometry(gamma=0.2)])]

@@ -56,6 +56,7 @@ def test_a_sample_from_the_whole_image_takes_more_than_the_image(datamodule: Str
     assert pair.ours < pair.usual / 3
 
 
+@pytest.mark.slow
 def test_without_a_cache_each_patch_decodes_its_image(datamodule: StripeDataModule) -> None:
     patches = len(datamodule.dataset("train"))
     in_order = measure_reading(datamodule, 1, shuffled=False)

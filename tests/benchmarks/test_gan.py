@@ -62,6 +62,7 @@ def _bench(device: str) -> tuple[Bench, Callable[[int], Batch]]:
     return Bench(module, torch.device(device)), make_batch
 
 
+@pytest.mark.slow
 def test_parts_take_less_and_find_the_same_gradients() -> None:
     bench, make_batch = _bench("cpu")
     ways = {way.name: way for way in list_ways(2)}

@@ -119,6 +119,7 @@ def test_numpy_draws_the_same_spots(way: Callable[..., np.ndarray]) -> None:
 # the command
 
 
+@pytest.mark.slow
 def test_every_family_is_measured_beside_the_usual_ways(run: Run) -> None:
     metrics, lines = run("data.synthesis.probability=1")
     assert tuple(lines[0]) == COLUMNS

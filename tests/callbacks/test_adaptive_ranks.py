@@ -357,6 +357,7 @@ def test_without_an_error_the_run_is_that_of_ddp(runs: Runs, setting: str) -> No
     _assert_equal(*runs.weights(f"clean {setting}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "number"),
     [
@@ -382,6 +383,7 @@ def test_memory_runs_out_on_a_rank_and_both_have_the_weights_of_a_run_without(
     assert runs.ranks[0][name]["scale"] == runs.ranks[1][name]["scale"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", range(len(FAULTS) - 1), ids=[f"{f.point}-rank{f.rank}-{f.batch}" for f in FAULTS[:-1]]
 )
@@ -394,6 +396,7 @@ def test_buffers_are_those_of_the_first_rank(runs: Runs, number: int) -> None:
     assert runs.weights(name)[0]["body.1.num_batches_tracked"] == len(runs.ranks[0][name]["pieces"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["at once", "in an accumulation window"])
 @pytest.mark.parametrize("number", range(5), ids=[f"{f.point}-rank{f.rank}" for f, _ in FATAL[::2]])
 def test_an_error_on_one_rank_ends_the_other(runs: Runs, number: int, setting: str) -> None:
@@ -403,6 +406,7 @@ def test_an_error_on_one_rank_ends_the_other(runs: Runs, number: int, setting: s
     _assert_ended(runs, f"fatal {number}", fault)
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_sample_that_cannot_be_moved_ends_the_other_rank_too(runs: Runs) -> None:
     _assert_ended(runs, "fatal transfer", Fault(1, "transfer"))
 
@@ -417,6 +421,7 @@ def _assert_ended(runs: Runs, name: str, fault: Fault) -> None:
     assert failed["broadcasts"][-1] is other["broadcasts"][-1] is True
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You (have overridden|defined a):UserWarning")
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("samples", UNEVEN)
@@ -430,6 +435,7 @@ def test_the_gradient_is_that_of_one_process_with_all_samples(
     _assert_close(runs.weights(name)[0], alone.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["plain", "unused", "accumulation"])
 def test_ddp_is_left_as_it_was(runs: Runs, setting: str) -> None:
     for rank in runs.ranks:
@@ -437,6 +443,7 @@ def test_ddp_is_left_as_it_was(runs: Runs, setting: str) -> None:
         assert rank[f"0 {setting}"]["broadcasts"] == [False] * 5 + [True]
 
 
+@pytest.mark.slow
 def test_ranks_that_grow_apart_stay_together(runs: Runs) -> None:
     for rank, found in enumerate(run["growing"] for run in runs.ranks):
         assert found["error"] == ""
@@ -446,12 +453,14 @@ def test_ranks_that_grow_apart_stay_together(runs: Runs) -> None:
     _assert_close(runs.weights("growing")[0], runs.weights("clean plain")[0])
 
 
+@pytest.mark.slow
 def test_validation_is_split_on_one_rank_alone(runs: Runs) -> None:
     _assert_close(runs.ranks[0]["validation"]["metrics"], runs.ranks[0]["clean plain"]["metrics"])
     _assert_equal(runs.ranks[0]["validation"]["metrics"], runs.ranks[1]["validation"]["metrics"])
     assert [rank["validation"]["ooms"] for rank in runs.ranks] == [0, 1]
 
 
+@pytest.mark.slow
 def test_manual_optimisation_is_left_alone_with_one_warning(runs: Runs) -> None:
     message = "AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through"
     for rank in runs.ranks:

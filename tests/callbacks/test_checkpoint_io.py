@@ -41,6 +41,7 @@ def test_a_failure_leaves_the_one_before(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("delay_ms", [0, 7, 13, 29])
 def test_a_kill_leaves_a_whole_one(delay_ms: int, tmp_path: Path) -> None:

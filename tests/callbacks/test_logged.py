@@ -79,6 +79,7 @@ def test_pieces_log_what_whole_batches_log(size: int) -> None:
     assert _run(AdaptiveBatchSize(max_size=size)) == _run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("automatic", [True, False])
 def test_pieces_that_failed_leave_nothing_in_the_log(automatic: bool) -> None:
     module = Logs(automatic=automatic)

@@ -147,7 +147,8 @@ def test_a_short_batch_at_each_look_does_not_keep_it_small(fit: Fit) -> None:
     assert rows.pieces()[-2:] == [3, 2]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_a_thousand_steps_under_random_pressure(seed: int, fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     device = _device(100, pressure_bytes=9000, seed=seed)

@@ -64,6 +64,7 @@ def run(tmp_path: Path) -> Run:
     return call
 
 
+@pytest.mark.slow
 def test_loaders_are_compared_and_a_setting_is_recommended(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +96,7 @@ def test_loaders_are_compared_and_a_setting_is_recommended(
     assert tuned.data.loader.batch_size == 16
 
 
+@pytest.mark.slow
 def test_without_defects_our_share_of_a_bare_copy_is_told(run: Run) -> None:
     metrics, lines = run("benchmark.defects=false", "benchmark.methods=[original,dataloader,inline,device]")
     notes = {line["method"]: line["note"] for line in lines}
@@ -105,6 +107,7 @@ def test_without_defects_our_share_of_a_bare_copy_is_told(run: Run) -> None:
     assert (device["samples_per_s"], device["repeats"]) == ("", "0")
 
 
+@pytest.mark.slow
 def test_ratios_that_were_not_measured_are_left_out(run: Run) -> None:
     metrics, lines = run("benchmark.methods=[original,inline]")
     assert metrics["best_method"] == "inline"

@@ -80,6 +80,7 @@ def test_a_whole_checkpoint_is_gone_on_from(trained: Path) -> None:
     assert _go_on(trained).global_step == 6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Lightning and torch remark on what they are given
 def test_a_damaged_state_is_taken_or_refused_in_one_line(trained: Path, tmp_path: Path) -> None:
     whole, draws, refused = torch.load(trained, weights_only=True), random.Random(0), list[str]()

@@ -118,6 +118,7 @@ def test_an_export_goes_into_a_new_folder_only(tmp_path: Path) -> None:
         export_set(datamodule, tmp_path / "images", stage="train", epoch=0, about={})
 
 
+@pytest.mark.slow
 def test_the_command_exports(tmp_path: Path) -> None:
     words = ["prepare", "experiment=stripe", "synthesis=library", "augment=none", f"paths.runs={tmp_path}/runs"]
     words += [f"data.root={_write_images(tmp_path / 'images', 'uint8')}", f"paths.cache={tmp_path}/cache"]

@@ -60,6 +60,7 @@ def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_one_image_is_enough_and_a_run_goes_on(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def show(tmp_path: Path) -> Show:
     return call
 
 
+@pytest.mark.slow
 def test_each_family_has_a_row(show: Show) -> None:
     summary, folder = show("synthesis=library", "show.examples=2")
     assert summary["show/families"] == 12
@@ -41,6 +42,7 @@ def test_each_family_has_a_row(show: Show) -> None:
     assert len(rows) == summary["show/defects"]
 
 
+@pytest.mark.slow
 def test_nothing_is_drawn_of_what_there_is_not(show: Show) -> None:
     words = ["show.stage=val", "show.examples=1", "data.layout=single", "~data.synthesis.families.spot"]
     summary, folder = show(*words, "+data.synthesis.families.stain={}", channels=1)

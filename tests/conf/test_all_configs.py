@@ -134,6 +134,7 @@ def test_no_file_is_forgotten() -> None:
     assert sorted(STRIPES + DETECTION + VOLUMES + WATERMARK + GENERATED + INSPECTION + LABELLED) == EXPERIMENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", FIRST)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ def _deal(options: list[Path]) -> list[list[str]]:
     return together + [[option] for option in debug]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", _deal(TOGETHER), ids=" ".join)
 def test_every_option_runs(options: list[str], run: Run, tmp_path: Path) -> None:
     words = [*TOY, *(f"+{option}" if option.startswith("debug=") else option for option in options)]
@@ -198,6 +200,7 @@ def test_the_gpu_option_runs(run: Run) -> None:
     assert run("fit", *TOY, "trainer=gpu")["samples_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", BENCHMARKS)
 def test_every_benchmark_runs(option: str, run: Run) -> None:
     sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]
@@ -219,6 +222,7 @@ def test_the_options_of_an_experiment_make_it(option: Path, tmp_path: Path) -> N
     assert own.keys() <= cfg[option.parts[0]].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", STRIPES)
 def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
     words = [f"+experiment={experiment}", *TOY, *_real_data(experiment, tmp_path / "images")]
@@ -254,6 +258,7 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (6, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", INSPECTION)
 def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     sizes = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", "model.net.width=4"]
@@ -282,6 +287,7 @@ def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     assert run("prepare", *words, "prepare.verify=true")["prepare/layout"] == "beside"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", LABELLED)
 def test_every_label_goes_all_the_way(experiment: str, run: Run) -> None:
     sizes = ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", "model.net.width=4"]
@@ -305,6 +311,7 @@ def test_every_label_goes_all_the_way(experiment: str, run: Run) -> None:
     assert run("prepare", *words, "prepare.check=true")["prepare/images"] == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", DETECTION)
 def test_every_detector_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
     words = [f"+experiment={experiment}", *TOY_BOXES, *_real_data(experiment, tmp_path / "images")]
@@ -330,6 +337,7 @@ def test_every_detector_goes_all_the_way(experiment: str, run: Run, tmp_path: Pa
     assert prepared["prepare/classes"].count(", ") == 2
 
 
+@pytest.mark.slow
 def test_the_experiment_of_volumes_goes_all_the_way(run: Run) -> None:
     words = ["+experiment=ct", *TOY_VOLUMES]
     fitted = run("fit", *words)
@@ -353,6 +361,7 @@ def test_the_experiment_of_volumes_goes_all_the_way(run: Run) -> None:
     assert run("prepare", *words, "prepare.verify=true")["prepare/refused"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from:UserWarning")
 def test_the_second_stage_goes_on_from_the_first(run: Run) -> None:
     first = run("fit", "+experiment=ct_100k", *TOY_VOLUMES)
@@ -364,6 +373,7 @@ def test_the_second_stage_goes_on_from_the_first(run: Run) -> None:
     assert "0" not in epochs  # that was the first stage's
 
 
+@pytest.mark.slow
 def test_volumes_can_be_learned_as_codes_and_cut_into_windows(run: Run) -> None:
     assert run("fit", "+experiment=ct", "model=voxel_vqvae", *TOY_VOLUMES)["val/perplexity"] >= 1
     words = ["+experiment=ct", *TOY_VOLUMES, "data.sample=windows", "data.windows.size=8"]
@@ -380,6 +390,7 @@ def test_the_options_of_watermarks_make_their_experiment(option: Path, tmp_path:
     assert own.keys() <= node.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", WATERMARK)
 def test_watermarks_are_learned_and_shown(experiment: str, run: Run) -> None:
     words = [f"+experiment={experiment}", *TOY_MARKS]

@@ -396,6 +396,7 @@ def test_datamodules_of_others_are_warned_of_as_ever() -> None:
         run(model, Other(), "validate")
 
 
+@pytest.mark.slow
 def test_a_script_of_a_user_sees_the_line_and_no_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error:You have overridden", "-c", _SCRIPT, str(tmp_path)]
     root = str(Path(__file__).resolve().parents[2])

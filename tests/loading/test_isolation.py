@@ -292,6 +292,7 @@ _MANY_FILES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [

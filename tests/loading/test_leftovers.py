@@ -95,6 +95,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["normal", "break", "error"])
 @pytest.mark.parametrize(("kind", "method"), [("thread", "auto"), *METHODS])
 def test_a_program_that_never_closes_its_loader_ends_and_leaves_nothing(
@@ -111,6 +112,7 @@ def test_a_program_that_never_closes_its_loader_ends_and_leaves_nothing(
         assert (program.returncode, output, errors) == (0, b"end\n", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["wait", "hang"])
 @pytest.mark.parametrize(("kind", "method"), METHODS)
 def test_workers_end_after_the_main_process_was_killed(kind: str, method: str, end: str, folder: Path) -> None:

@@ -202,6 +202,7 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
         assert {path for path in tmp_path.iterdir() if path.name != ".lock"} == {alive, root}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")

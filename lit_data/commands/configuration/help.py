@@ -74,7 +74,7 @@ def format_help(config_dir: str | None) -> str:
     """
     folders = [_CONF, *([Path(config_dir)] if config_dir else [])]
     experiments = {
-        path.relative_to(folder / "experiment").with_suffix("").as_posix(): _read_first_comment(path)
+        path.relative_to(folder / "experiment").with_suffix("").as_posix(): read_first_comment(path)
         for folder in folders
         for path in sorted((folder / "experiment").rglob("*.yaml"))
     }
@@ -125,13 +125,13 @@ def _choose_data(words: Sequence[str]) -> str:
 def _list_keys(name: str, prefix: str = "") -> str:
     return _format_rows(
         (f"{prefix}{key}={value}", comment)
-        for key, value, comment in _read_keys(_CONF / name)
+        for key, value, comment in read_keys(_CONF / name)
         if not key.endswith("_target_") and key.split(".")[0] not in ("defaults", "command")
     )
 
 
-def _read_keys(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Dotted key, value and comment of each line of a file that has a value; a comment may stand above."""
+def read_keys(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Dotted key, value and comment of each line of a file of ``conf`` that has a value; a comment may stand above."""
     parents: list[tuple[int, str]] = []
     above = ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -168,7 +168,8 @@ def _format_table(rows: dict[str, str]) -> str:
     return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows.items())
 
 
-def _read_first_comment(path: Path) -> str:
+def read_first_comment(path: Path) -> str:
+    """What a file of ``conf`` says of itself in its first line."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     comments = (line.removeprefix("#").strip() for line in lines if line.startswith("#"))
     return next((comment for comment in comments if not comment.startswith("@package")), "")

@@ -219,4 +219,5 @@ def _call(target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[st
     except Exception as error:
         if not is_below(target.__module__, ("torch", "torchmetrics", "kornia", "lightning")):
             raise
-        raise ConfigError(f"'{key}': {target.__qualname__} refuses its arguments: {error}") from error
+        what = "needs a package" if isinstance(error, ModuleNotFoundError) else "refuses its arguments"
+        raise ConfigError(f"'{key}': {target.__qualname__} {what}: {error}") from error

@@ -45,6 +45,7 @@ def test_every_command_has_a_configuration(command: str) -> None:
     assert {"data", "model", "callbacks", "trainer", "logger", "paths", "name", "seed", "ckpt"} <= set(cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word",
     [f"{group}={path.stem}" for group in OWN_GROUPS for path in sorted((CONF / group).glob("*.yaml"))],

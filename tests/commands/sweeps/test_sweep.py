@@ -101,6 +101,7 @@ def score(cfg: Any) -> dict[str, Any]:
     return {"test/score": cfg.seed * 2.0, "val/loss": 1.0 / cfg.seed}
 
 
+@pytest.mark.slow
 def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
     site: Callable[[str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,9 +137,10 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
     assert Path("out/sweep.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
 def test_a_signal_ends_the_whole_sweep(site: Callable[[str], None], number: signal.Signals, code: int) -> None:
     site(WAITING)
@@ -166,6 +168,7 @@ def test_the_job_ends_with_a_sweep_that_is_killed(site: Callable[[str], None]) -
         assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+@pytest.mark.slow
 def test_jobs_in_one_process_fail_alone_and_hold_no_memory(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
     import weakref
 
@@ -219,6 +222,7 @@ def test_a_metric_that_no_job_has_is_said_once(install: Install, capfd: pytest.C
     assert not Path("out/sweep.png").exists()
 
 
+@pytest.mark.slow
 def test_other_overrides_are_named_and_a_sweep_is_left_alone(
     install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,6 +267,7 @@ def test_a_changed_file_is_named_before_anything_runs(install: Install, capfd: p
     assert ran == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_latest_sweep_of_the_experiment_goes_on(install: Install) -> None:
     ran: list[int] = []
 
@@ -299,6 +304,7 @@ def test_mistakes_end_with_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
     import zipfile
 

@@ -75,6 +75,7 @@ def test_the_checkpoint_says_what_is_good() -> None:
     assert choose_direction(SweepOptions(mode="min"), "val/loss", monitored) == "min"
 
 
+@pytest.mark.slow
 def test_the_digest_is_that_of_what_is_computed() -> None:
     one = digest_config(compose("fit", ["paths.run=a", "data.loader.batch_size=4"]))
     same = ["paths.run=b", "paths.runs=c", "paths.cache=d", "sweep.resume=e", "data.loader.batch_size=4"]

@@ -116,6 +116,7 @@ def read_all(folder: Path) -> bytes:
     return b"".join(store[number].tobytes() for number in range(len(store)))
 
 
+@pytest.mark.slow
 def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
     rng = random.Random(0)
     originals = {path: path.read_bytes() for path in folder.iterdir()}

@@ -29,6 +29,7 @@ PACKAGES: Final = {
     "inference": "Inference",
     "io": "Images, masks and stores",
     "testing": "Testing",
+    "api": "Commands from Python",
     "errors": "Errors",
 }
 
@@ -78,11 +79,11 @@ def _write_keys() -> list[str]:
     parts = [_heading("Keys of the configuration", "="), _INTRODUCTION]
     for title, name in files.items():
         parts += [_heading(title, "-"), _table(conf / f"{name}.yaml", "")]
-    for group in ("data", "model", "synthesis", "augment", "trainer", "callbacks", "logger"):
+    for group in ("data", "model", "synthesis", "augment", "trainer", "callbacks", "extra_callbacks", "logger"):
         parts.append(_heading(group, "-"))
         for path in sorted((conf / group).glob("*.yaml")):
             title, about = f"{group}={path.stem}", read_first_comment(path)
-            parts += [_heading(title, "~"), f"{_plain(about)}\n", _table(path, f"{group}.")]
+            parts += [_heading(title, "~"), f"{_plain(about)}\n", _table(path, f"{group.removeprefix('extra_')}.")]
     return parts
 
 

@@ -44,10 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: Sequence[str]) -> int:
+    if words and words[0] in ("--complete", "--install-completion"):
+        with _ending_with_reader():
+            _serve_shell(words[0], words[1:])
+        return 0
     if words and words[0] in TOOLS:
         import_module(f"lit_data.commands.{words[0]}").main(words[1:])
         return 0
     options = _parse(words)
+    if not (options.version or options.help or options.cfg or not words):
+        _run(_check_command(options.words), options)
+        return 0
+    with _ending_with_reader():
+        return _print(words, options)
+
+
+def _print(words: Sequence[str], options: argparse.Namespace) -> int:
     if options.version:
         print(f"lit_data {lit_data.__version__}")
     elif options.help and options.words:
@@ -58,6 +70,29 @@ def _dispatch(words: Sequence[str]) -> int:
     else:
         _run(_check_command(options.words), options)
     return 0
+
+
+@contextmanager
+def _ending_with_reader() -> Iterator[None]:
+    """As with other programs, ``--help | head`` ends without a word."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGPIPE"):
+        yield
+        return
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+
+
+def _serve_shell(option: str, words: Sequence[str]) -> None:
+    from lit_data.commands import completion
+
+    if option == "--complete":
+        print("".join(f"{word}\n" for word in completion.complete(words)), end="")
+    else:
+        completion.install(words[0] if words else "")
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:

@@ -19,7 +19,7 @@ LAYERS = {
     "lightning_internals": 4, "samples": 4,
     "datamodules": 5, "modules": 5, "callbacks": 5,
     "tasks": 6, "testing": 6,
-    "commands": 7, "cli": 7, "__main__": 7,
+    "commands": 7, "cli": 7, "api": 7, "__main__": 7,
 }  # fmt: skip
 OUTSIDE = [
     {"numpy"},

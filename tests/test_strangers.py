@@ -142,6 +142,7 @@ def test_a_segmenter_with_its_own_names_is_trained_tested_and_predicts() -> None
     assert list(Path("runs").rglob("predictions.png"))
 
 
+@pytest.mark.slow
 def test_cross_entropy_gets_classes_and_probabilities_are_taken_alone() -> None:
     words = [*STRIPE, "data.batch_format=classes"]
     assert "test_BinaryJaccardIndex" in _run("fit", "strangers.Geo", *words, *SHORT)

@@ -1,8 +1,8 @@
 """Grids of images as files, and for the loggers that take pictures."""
 
 import math
-from pathlib import Path
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import lightning as L
@@ -88,15 +88,15 @@ def hand_over_file(trainer: L.Trainer, path: Path) -> None:
 
 def hand_over_table(trainer: L.Trainer, key: str, values: Mapping[str, float]) -> None:
     """Hand named figures to the loggers that take tables."""
-    rows = [[name, float(value)] for name, value in values.items()]
-    for logger in trainer.loggers if rows else ():
+    figures = {name: float(value) for name, value in values.items()}
+    for logger in trainer.loggers if figures else ():
         if isinstance(logger, TensorBoardLogger):
-            lines = ["| name | value |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in rows)]
+            lines = ["| name | value |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in figures.items())]
             logger.experiment.add_text(key, "\n".join(lines), count_logged_steps(trainer))
         elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_dict(logger.run_id, dict(rows), f"{key}.json")
+            logger.experiment.log_dict(logger.run_id, figures, f"{key}.json")
         elif isinstance(logger, TakesTables):
-            logger.log_table(key, columns=["name", "value"], data=rows)
+            logger.log_table(key, columns=["name", "value"], data=[[name, value] for name, value in figures.items()])
 
 
 def _takes_pictures(logger: Logger) -> bool:

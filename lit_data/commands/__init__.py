@@ -14,5 +14,6 @@ COMMANDS: dict[str, str] = {
 
 TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
+    "rerun": "start a run again, with changes if any: rerun RUN [key=value ...]",
 }
 """The same of commands that have no configuration: each module has `main`, which gets the words that follow."""

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -29,7 +30,7 @@ def run(
     config_dir: str | None = None,
     packages: Sequence[str] = (),
     multirun: bool = False,
-) -> None:
+) -> Path:
     """Check the command line, then run the command in Hydra's run folder, once or for each job of a sweep.
 
     Args:
@@ -39,6 +40,9 @@ def run(
         packages: packages whose targets are allowed too.
         multirun: run every combination of swept values.
 
+    Returns:
+        The folder of the run or the sweep.
+
     Raises:
         LitDataError: as the check raises it, or with the exit code of a sweep's first job that failed.
         SystemExit: a single job failed with the error that is its cause.
@@ -47,17 +51,20 @@ def run(
         cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
         sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options, placed = read_options(cfg.get("sweep", {})), place_run(cfg, sweeps=sweeps)
-        _check_place(cfg, Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute())
+        folder = Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute()
+        _check_place(cfg, folder)
         flags = [word for name in packages for word in ("--package", name)]
         flags += ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
         if sweeps:
             options, settled = settle_direction(cfg, options)
             run_sweep(hydra, cfg, [*words, *settled], options=options, flags=flags, packages=packages)
-            return
+            return folder
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")
         task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
-        hydra.run(command, task, [*words, *placed, "hydra.mode=RUN"])
+        done = hydra.run(command, task, [*words, *placed, "hydra.mode=RUN"])
+        left: Any = done.hydra_cfg
+        return Path(left.hydra.runtime.output_dir)
 
 
 def print_config(

@@ -346,6 +346,7 @@ def _start(words: list[str]) -> str:
 
 
 # Beside a sparse gradient DDP (torch 2.13, gloo) halves the others; what is right is compared with one process below.
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "sparse"])
 def test_without_an_error_the_run_is_that_of_ddp(runs: Runs, setting: str) -> None:
     for rank in runs.ranks:

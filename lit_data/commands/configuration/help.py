@@ -26,6 +26,7 @@ options:
   --config-dir FOLDER    a folder of your own groups and experiments, laid out like lit_data/conf
   --package NAME         allow `_target_` below your own package NAME; may be given again
   --cfg job|hydra|all    print the composed configuration and stop; --resolve fills in interpolations
+  --install-completion bash|zsh|fish    lets the shell complete commands, experiments, keys and groups of lit-data
   -h, --help, --version
 
 examples:
@@ -60,7 +61,7 @@ groups (GROUP=OPTION; each option is a file of lit_data/conf/GROUP):
 {command} experiment=NAME --cfg job prints every key with its value.
 python -m lit_data --help lists experiments and options."""
 
-_CONF: Final = Path(__file__).parents[2] / "conf"
+CONF: Final = Path(__file__).parents[2] / "conf"
 _LINE: Final = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>[^ #].*?))?(?:  # (?P<comment>.*))?$")
 _TRAINS: Final = ("fit", "validate", "test", "predict")
 _COLUMN: Final = 34
@@ -72,7 +73,7 @@ def format_help(config_dir: str | None) -> str:
     Args:
         config_dir: The user's own folder, whose experiments are listed too.
     """
-    folders = [_CONF, *([Path(config_dir)] if config_dir else [])]
+    folders = [CONF, *([Path(config_dir)] if config_dir else [])]
     experiments = {
         path.relative_to(folder / "experiment").with_suffix("").as_posix(): read_first_comment(path)
         for folder in folders
@@ -90,11 +91,11 @@ def format_command_help(command: str, words: Sequence[str]) -> str:
         command: One of `lit_data.commands.COMMANDS`.
         words: Overrides; ``data=NAME`` and ``experiment=NAME`` choose whose keys are listed.
     """
-    data = _choose_data(words)
+    data = choose_option("data", words, "stripe")
     trainer = f"\nkeys of trainer, and any argument of Trainer:\n{_list_keys('trainer/auto.yaml', 'trainer.')}\n"
     groups = {
         folder.name: ", ".join(sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "base"))
-        for folder in sorted(_CONF.iterdir())
+        for folder in sorted(CONF.iterdir())
         if folder.is_dir() and folder.name not in ("hydra", "cluster") and any(folder.glob("*.yaml"))
     }
     return _COMMAND_PAGE.format(
@@ -109,23 +110,24 @@ def format_command_help(command: str, words: Sequence[str]) -> str:
     )
 
 
-def _choose_data(words: Sequence[str]) -> str:
+def choose_option(group: str, words: Sequence[str], default: str) -> str:
+    """The option of a group that the words choose, by themselves or by their experiment; else the default one."""
     chosen = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    path = _CONF / "experiment" / f"{chosen.get('experiment', 'stripe')}.yaml"
+    path = CONF / "experiment" / f"{chosen.get('experiment', '')}.yaml"
+    found = chosen.get(group)
     for _ in range(2):  # an experiment may build on another one
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if match := re.search(r"override /data: (\w+)", text):
-            return chosen.get("data", match[1])
+        override = re.search(rf"override /{group}: (\w+)", text)
+        found = found or (override[1] if override else None)
         base = re.search(r"^  - (\w+)$", text, re.MULTILINE)
         path = path.with_name(f"{base[1]}.yaml") if base else path
-    name = chosen.get("data", "stripe")
-    return name if (_CONF / "data" / f"{name}.yaml").is_file() else "stripe"
+    return found if found and (CONF / group / f"{found}.yaml").is_file() else default
 
 
 def _list_keys(name: str, prefix: str = "") -> str:
     return _format_rows(
         (f"{prefix}{key}={value}", comment)
-        for key, value, comment in read_keys(_CONF / name)
+        for key, value, comment in read_keys(CONF / name)
         if not key.endswith("_target_") and key.split(".")[0] not in ("defaults", "command")
     )
 

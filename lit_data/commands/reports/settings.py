@@ -52,7 +52,7 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
     resolved = {key: resolver.resolve(value, _DEEPEST) for key, value in config.items()}
     masked = tuple(map(masker.mask_text, overrides))
     choices = {str(k): str(v) for k, v in _as_dict(_as_dict(hydra.get("runtime")).get("choices")).items()}
-    command = ["python", "-m", "lit_data", str(config.get("command", "fit")), *_find_config_dir(hydra)]
+    command = ["python", "-m", "lit_data", str(config.get("command", "fit")), *find_config_dir(hydra)]
     line = shlex.join([*map(masker.mask_text, command), *masked])
     return Settings(masker.mask_tree(resolved), masked, choices, line if overrides or config else "")
 
@@ -84,7 +84,8 @@ def _read_yaml(path: Path, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _find_config_dir(hydra: Mapping[str, Any]) -> list[str]:
+def find_config_dir(hydra: Mapping[str, Any]) -> list[str]:
+    """The options of the command line that name the user's own folders of configurations."""
     sources = _as_dict(hydra.get("runtime")).get("config_sources")
     entries = [_as_dict(entry) for entry in sources] if isinstance(sources, list) else []
     return [

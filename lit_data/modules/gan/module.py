@@ -221,6 +221,8 @@ def _make_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _check_choices(loss: str, order: str, schedule: Schedule) -> None:
     check_schedule(schedule)
+    if schedule == "plateau":
+        raise ConfigError("schedule='plateau' goes by a metric, and two losses that fight have none: choose another")
     check_choice("loss", loss, tuple(LOSSES))
     check_choice("order", order, get_args(Order))
 

@@ -112,7 +112,10 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
             "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'parallel'? "
             "There are: basic, joblib, parallel, slurm, slurm_local, submitit_local, submitit_slurm.",
         ),
-        ("logger=null", "'logger=null': 'logger' is a group; choose one of: default, none."),
+        (
+            "logger=null",
+            "'logger=null': 'logger' is a group; choose one of: csv, default, mlflow, none, tensorboard, wandb.",
+        ),
         ("+trainer=cpu", "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to replace it."),
         # values
         ("trainer=[a", "cannot read the override 'trainer=[a' (no viable alternative at input '[a'). Write key=value."),

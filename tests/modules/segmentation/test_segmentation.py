@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_data.commands.checkpoints import load_weights
@@ -236,7 +237,14 @@ def test_the_baseline_is_the_plain_difference() -> None:
         ("one_cycle", 0.15, 0.5),
         ("one_cycle", 0.3, 1.0),
         ("one_cycle", 0.65, 0.5),
+        ("warmup_cosine", 0.025, 0.5),
+        ("warmup_cosine", 0.05, 1.0),
+        ("warmup_cosine", 0.525, 0.5),
+        ("steps", 0.49, 1.0),
+        ("steps", 0.5, 0.1),
+        ("steps", 0.75, 0.01),
         # a run that is longer than planned
+        ("steps", 1.5, 0.01),
         ("cosine", 1.5, 0.0),
         ("one_cycle", 1.5, 0.0),
     ],
@@ -275,6 +283,28 @@ def test_loaders_without_a_length(limits: dict[str, int], rates: list[float], tm
     assert seen == pytest.approx(rates)
 
 
+def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    model = SegmentationModule(schedule="plateau", optimizer=partial(torch.optim.SGD, lr=1e-4))
+    best = ModelCheckpoint(tmp_path, monitor="val/average_precision", mode="max")
+    samples = [sample | {"mask": torch.zeros_like(sample["mask"])} for sample in _samples(4)]  # it stays at 0
+    loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
+    _trainer(tmp_path, max_epochs=9, callbacks=[best, Watch()]).fit(model, loader, loader)
+    assert seen == pytest.approx([1e-4] * 7 + [1e-5] * 2)
+
+
+def test_a_rate_that_follows_a_metric_needs_one(tmp_path: Path) -> None:
+    trainer = _trainer(tmp_path, max_epochs=1, enable_checkpointing=False)
+    loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"set callbacks\.checkpoint\.monitor"):
+        trainer.fit(SegmentationModule(schedule="plateau"), loader, loader)
+
+
 def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
     loader = DataLoader(_Stream(), batch_size=2)
     trainer = _trainer(tmp_path, max_epochs=-1, enable_checkpointing=False)
@@ -283,5 +313,7 @@ def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
 
 
 def test_unknown_schedule() -> None:
-    with pytest.raises(ConfigError, match="schedule='linear' is unknown: choose one of one_cycle, cosine, none"):
+    with pytest.raises(
+        ConfigError, match="schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, "
+    ):
         SegmentationModule(schedule="linear")  # type: ignore[arg-type]

@@ -1,0 +1,154 @@
+"""The commands from Python: train, score and predict in a line each, and open what a run left.
+
+    from lit_data import api
+
+    run = api.fit("stripe", "data.root=images", "trainer.max_epochs=20")
+    print(run.metrics["test/average_precision"], run.folder / "report.html")
+    found = run.predict("data.root=new_images")
+
+The words are those of the command line, so each key means what it means there.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lit_data.commands.rerun import read_started
+from lit_data.errors import DataError, LitDataError
+
+if TYPE_CHECKING:
+    import lightning as L
+
+_OF_FIT: Final = ("resume", "report", "ckpt")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command left in its folder.
+
+    Attributes:
+        folder: The run folder.
+        packages: Packages whose classes its configuration may name, as ``--package``.
+    """
+
+    folder: Path
+    packages: tuple[str, ...] = ()
+
+    @cached_property
+    def metrics(self) -> Mapping[str, Any]:
+        """``summary.json``: scores by name, and what the run measured of itself.
+
+        Raises:
+            DataError: The run has not ended well, or has not ended.
+        """
+        path = self.folder / "summary.json"
+        if not path.is_file():
+            raise DataError(f"{self.folder} has no summary.json: the run failed, or has not ended")
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def best(self) -> Path:
+        """The best checkpoint.
+
+        Raises:
+            DataError: There is none: no run of ``fit``, or it was broken off before.
+        """
+        path = self.folder / "checkpoints" / "best.ckpt"
+        if not path.is_file():
+            raise DataError(f"{self.folder} has no checkpoints/best.ckpt: was it a fit, and did it validate once?")
+        return path
+
+    def load_model(self) -> "L.LightningModule":
+        """The module of the run with the weights of its best checkpoint, in evaluation mode, on the host.
+
+        Raises:
+            LitDataError: There is no such checkpoint, or the configuration is refused.
+        """
+        from lit_data.commands.evaluate import load_trained
+
+        return load_trained(self.folder, self.best, self.packages)
+
+    def predict(self, *overrides: str) -> "Run":
+        """Predict with the best checkpoint, set up as this run; `overrides` come on top, such as ``data.root=new``."""
+        return self._go_on("predict", overrides)
+
+    def test(self, *overrides: str) -> "Run":
+        """Score the best checkpoint on the test split, set up as this run; `overrides` come on top."""
+        return self._go_on("test", overrides)
+
+    def _go_on(self, command: str, overrides: Sequence[str]) -> "Run":
+        started = read_started(self.folder)
+        words = started.replace([*overrides, f"ckpt='{self.best.absolute()}'"], without=_OF_FIT)
+        return start(command, *words, packages=self.packages, config_dir=started.config_dir)
+
+
+def fit(experiment: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None) -> Run:
+    """Train, as ``python -m lit_data fit experiment=NAME``.
+
+    Args:
+        experiment: Its name.
+        overrides: Words of the command line, such as ``trainer.max_epochs=20``.
+        packages: Packages whose classes the configuration may name, as ``--package``.
+        config_dir: Folder of your own groups and experiments, as ``--config-dir``.
+
+    Raises:
+        LitDataError: As on the command line; ``exit_code`` says of what kind.
+    """
+    return start("fit", f"experiment={experiment}", *overrides, packages=packages, config_dir=config_dir)
+
+
+def start(command: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None) -> Run:
+    """Run any command with a configuration: ``fit``, ``validate``, ``test``, ``predict``, ``prepare``, ``show``, ...
+
+    Args:
+        command: The word on the command line.
+        overrides: The words behind it.
+        packages: As for `fit`.
+        config_dir: As for `fit`.
+
+    Raises:
+        LitDataError: As on the command line.
+    """
+    from lit_data.commands.run import run
+
+    try:
+        with _as_command():
+            folder = run(command, overrides, packages=packages, config_dir=config_dir)
+    except SystemExit as error:  # which leaves Hydra's job
+        if isinstance(error.__cause__, LitDataError):
+            raise error.__cause__ from error.__cause__.__cause__
+        raise
+    return Run(folder, tuple(packages))
+
+
+def open_run(folder: str | Path, *, packages: Sequence[str] = ()) -> Run:
+    """A run that has ended, by its folder.
+
+    Args:
+        folder: Such as ``runs/fit/stripe/2026-01-31_12-00-00``.
+        packages: As for `fit`.
+
+    Raises:
+        DataError: The folder is no run.
+    """
+    read_started(Path(folder))
+    return Run(Path(folder), tuple(packages))
+
+
+@contextmanager
+def _as_command() -> Iterator[None]:
+    """Let Lightning start further ranks with our command line, not with the script that stands in ``__main__``."""
+    main: Any = sys.modules["__main__"]
+    before = getattr(main, "__spec__", None)
+    main.__spec__ = find_spec("lit_data.__main__")
+    try:
+        yield
+    finally:
+        main.__spec__ = before

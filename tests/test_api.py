@@ -1,0 +1,62 @@
+"""Training, predicting and opening results from Python."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_data import api
+from lit_data.errors import ConfigError, DataError
+from lit_data.modules import SegmentationModule
+
+QUICK = (
+    *("debug=fast", "data.samples.count=4", "data.loader.num_workers=0", "trainer.enable_progress_bar=false"),
+    *("model.net.width=4", "callbacks.checkpoint.monitor=null"),
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_a_run_is_trained_opened_scored_and_predicts(place: Path) -> None:
+    run = api.fit("stripe", *QUICK)
+    assert run.folder.is_relative_to(place / "runs/fit/stripe")
+    assert 0 <= run.metrics["test/average_precision"] <= 1
+    model = api.open_run(run.folder).load_model()
+    assert isinstance(model, SegmentationModule)
+    assert not model.training
+    tested = run.test()
+    assert tested.metrics["test/average_precision"] == pytest.approx(run.metrics["test/average_precision"])
+    found = run.predict("predict.threshold=0.4")
+    assert found.metrics["predict/images"] == 2  # no other folder is named: those of the test split
+    assert (found.folder / "defects.csv").is_file()
+
+
+def test_errors_are_those_of_the_command_line(place: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'stripe'"):
+        api.fit("strpe")
+    with pytest.raises(DataError, match="no such folder"):
+        api.start("prepare", "experiment=stripe", "data.root=nowhere")
+    with pytest.raises(DataError, match="is no run"):
+        api.open_run(place)
+    with pytest.raises(DataError, match="has no summary"):
+        _ = api.Run(place).metrics
+    with pytest.raises(DataError, match="has no checkpoints"):
+        _ = api.Run(place).best
+
+
+@pytest.mark.slow
+def test_further_ranks_of_a_script_run_the_command(place: Path) -> None:
+    words = ", ".join(map(repr, ("trainer=ddp_cpu", *QUICK)))
+    code = f"from lit_data import api\nprint('END', api.fit('stripe', {words}).folder)\n"
+    (place / "script.py").write_text(code)
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout.count("END") == 1
+    assert len(list((place / "runs/fit/stripe").iterdir())) == 1

@@ -4,7 +4,12 @@ Import from the sub-packages (``lit_data.datamodules``, ``lit_data.callbacks``, 
 that a worker process which imports a dataset does not also import Lightning, Kornia and Hydra.
 """
 
+import sys
+
 __version__ = "0.1.0"
+
+if sys.platform == "win32":
+    raise ImportError("lit_data locks and maps files as Linux and macOS do: on Windows run it within WSL 2")
 
 from lit_data.moved import install
 

@@ -103,6 +103,19 @@ def test_importing_a_dataset_loads_no_heavy_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_callbacks_alone_load_no_commands_and_no_decoders() -> None:
+    names = ("hydra", "omegaconf", "tensorboard", "imagecodecs", "cv2", "tifffile", "kornia", "wandb", "mlflow")
+    code = f"import sys, lit_data.callbacks; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_windows_is_refused_in_one_line() -> None:
+    code = "import sys; sys.platform = 'win32'\ntry: import lit_data\nexcept ImportError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "within WSL 2" in done.stdout
+
+
 def test_files_and_functions_stay_short() -> None:
     for path in FILES:
         text = path.read_text(encoding="utf-8")

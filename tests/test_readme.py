@@ -4,6 +4,7 @@ import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import cv2
 import lightning as L
@@ -12,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lit_data import api
 from lit_data.commands import TOOLS
 from lit_data.commands.configuration.compose import compose
 
@@ -35,7 +37,7 @@ COMMANDS = [
 
 
 def test_it_stays_short() -> None:
-    assert len(README.splitlines()) < 150
+    assert len(README.splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in PAGES)])
@@ -80,21 +82,48 @@ def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     options = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
 
     class QuietTrainer(_Trainer):
-        def __init__(self) -> None:
-            super().__init__(enable_progress_bar=False, **options)
+        def __init__(self, callbacks: list[L.Callback]) -> None:
+            super().__init__(enable_progress_bar=False, callbacks=callbacks, **options)
 
     monkeypatch.setattr(L, "Trainer", QuietTrainer)
     Path("images").mkdir()
     for number in range(8):
         pixels = np.random.default_rng(number).integers(0, 256, (128, 128, 3), dtype=np.uint8)
         cv2.imwrite(f"images/{number}.png", pixels)
-    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(code) == 3
+    code = _find_code(README)
+    assert len(code) == 2
     exec(code[0], {"YourModule": YourModule})
+    assert {path.name for path in tmp_path.iterdir()} >= {"throughput.png"}
+
+
+def _find_code(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("code", [*_find_code(README)[1:], *_find_code(PAGES["commands"])])
+def test_examples_of_commands_name_what_there_is(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Run:
+        folder = Path("run")
+        metrics: ClassVar = {"test/average_precision": 0.5}
+
+        def predict(self, *words: str) -> "Run":
+            assert compose("predict", ["experiment=stripe", *words, "paths.run=run"])
+            return self
+
+        def load_model(self) -> None: ...
+
+    def fit(experiment: str, *words: str) -> Run:
+        assert compose("fit", [f"experiment={experiment}", *words, "paths.run=run"])
+        return Run()
+
+    assert {"predict", "load_model", "metrics", "folder"} <= {*vars(api.Run), *api.Run.__annotations__}
+    monkeypatch.setattr(api, "fit", fit)
+    monkeypatch.setattr(api, "open_run", lambda folder: Run())
+    exec(code, {})
 
 
 def test_the_loader_example_runs() -> None:
-    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[1]
+    [code] = _find_code(PAGES["loading"])
     names = {"your_dataset": [(torch.zeros(3), number) for number in range(100)]}
     exec(code + "    seen = [*globals().get('seen', []), *batch[1].tolist()]\n", names)
     assert sorted(names["seen"]) == list(range(100))
@@ -109,7 +138,7 @@ def test_the_callbacks_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         L, "Trainer", lambda max_epochs, callbacks: _Trainer(callbacks=callbacks, max_epochs=1, **options)
     )
-    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[2]
+    [code] = _find_code(PAGES["callbacks"])
     module = BoringModel()
     exec(code, {"your_module": module, "your_dataloader": module.train_dataloader()})
     assert {path.name for path in tmp_path.iterdir()} == {"memory.png", "throughput.png"}

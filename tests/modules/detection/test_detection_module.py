@@ -157,7 +157,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "linear"}, "schedule='linear' is unknown: choose one of one_cycle, cosine, none"),
+        ({"schedule": "linear"}, "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, "),
         ({"score_threshold": 1.0}, "score_threshold=1.0, iou_threshold=0.6: need 0 <= score_threshold < 1 and 0 < iou"),
         ({"iou_threshold": 0.0}, "score_threshold=0.25, iou_threshold=0.0: need 0 <= score_threshold < 1 and 0 < iou"),
     ],

@@ -160,7 +160,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "linear"}, "schedule='linear' is unknown: choose one of one_cycle, cosine, none"),
+        ({"schedule": "linear"}, "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, "),
         ({"seed": -1}, "seed=-1 is not usable"),
         ({"threshold": 0.0}, "threshold=0.0, .*need 0 < threshold < 1"),
     ],

@@ -9,7 +9,6 @@
 The words are those of the command line, so each key means what it means there.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lit_data.commands.rerun import read_started
+from lit_data.commands.result import read_summary
 from lit_data.errors import DataError, LitDataError
 
 if TYPE_CHECKING:
@@ -45,13 +45,9 @@ class Run:
         """``summary.json``: scores by name, and what the run measured of itself.
 
         Raises:
-            DataError: The run has not ended well, or has not ended.
+            DataError: The run has not ended, or not well.
         """
-        path = self.folder / "summary.json"
-        if not path.is_file():
-            raise DataError(f"{self.folder} has no summary.json: the run failed, or has not ended")
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        return read_summary(self.folder)
 
     @property
     def best(self) -> Path:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import lightning as L
 import torch
@@ -12,7 +12,6 @@ from lit_data.errors import ConfigError
 from lit_data.types import HasPoses
 
 
-@runtime_checkable
 class SamplesImages(Protocol):
     """A module that generates images."""
 
@@ -21,7 +20,6 @@ class SamplesImages(Protocol):
         ...
 
 
-@runtime_checkable
 class SweepsViews(Protocol):
     """A module that generates objects which it can show from any side."""
 
@@ -30,13 +28,21 @@ class SweepsViews(Protocol):
         ...
 
 
+def sweeps_views(module: L.LightningModule) -> bool:
+    """Whether a module, or what stands in for one, is a `SweepsViews`.
+
+    From Python 3.12 on ``isinstance`` with a protocol does not see what ``__getattr__`` hands on.
+    """
+    return callable(getattr(module, "sweep_views", None))
+
+
 def check_sampling(module: L.LightningModule, owner: str) -> None:
     """Refuse a module that generates no images.
 
     Raises:
         ConfigError: It has no `sample_images`.
     """
-    if not isinstance(module, SamplesImages):
+    if not callable(getattr(module, "sample_images", None)):
         raise ConfigError(
             f"{owner}: {type(module).__name__} has no method sample_images(count, *, seed, batch_size), which returns "
             f"[count, C, H, W] float32 in 0..1: write one, or leave {owner} out"
@@ -70,7 +76,7 @@ def sweep(module: L.LightningModule, count: int, poses: Tensor, *, seed: int) ->
 def find_poses(trainer: L.Trainer, module: L.LightningModule) -> Tensor | None:
     """The poses [V, 2] from which the data shows its objects, if the module can take them."""
     data = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
-    return data.poses if isinstance(data, HasPoses) and isinstance(module, SweepsViews) else None
+    return data.poses if isinstance(data, HasPoses) and sweeps_views(module) else None
 
 
 def turns(views: Tensor) -> bool:

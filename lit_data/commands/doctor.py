@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +16,16 @@ from rich.table import Table
 
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.diagnosis.device import check_devices, check_disks
-from lit_data.commands.diagnosis.finding import LEVELS, Finding
+from lit_data.commands.diagnosis.finding import LEVELS, Finding, judge
 from lit_data.commands.diagnosis.machine import check_environment, check_machine, describe_machine, print_machine
 from lit_data.commands.diagnosis.packages import check_packages
+from lit_data.commands.result import read_summary
+from lit_data.errors import DataError
 from lit_data.files import write_json
 from lit_data.loading import LoaderOptions
 from lit_data.loading.machine import count_cores
 
+_LEAST_WAIT: Final = 0.05
 _STYLES: Final = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
 
@@ -52,7 +56,25 @@ def _look(cfg: DictConfig) -> list[Finding]:
         *check_disks({f"paths.{key}": str(cfg.paths[key]) for key in ("cache", "runs")}),
         *check_devices(count_cores(), pins=loader.pins_memory, accelerator=str(cfg.trainer.get("accelerator"))),
         *check_environment(os.environ),
+        *check_last_run(Path(cfg.paths.runs) / "fit" / str(cfg.name)),
     ]
+
+
+def check_last_run(folder: Path) -> Iterator[Finding]:
+    """What the newest run of an experiment waited for: data, and there the disk too, or nothing worth a word.
+
+    Args:
+        folder: Of its runs; it need not exist.
+    """
+    newest = max(folder.glob("**/summary.json"), key=lambda path: path.stat().st_mtime, default=None)
+    found: dict[str, Any] = {}
+    with suppress(DataError):
+        found = read_summary(newest.parent) if newest else {}
+    waited, limit = found.get("data_wait_fraction"), str(found.get("train/limited_by", ""))
+    if newest and limit and isinstance(waited, int | float):
+        what, _, remedy = limit.partition(": try ")
+        text = f"{newest.parent.name}: {what}; {waited:.0%} of it went by waiting for data"
+        yield judge("last run", text, bad=waited >= _LEAST_WAIT, remedy=f"try {remedy or 'docs/choosing.md'}")
 
 
 def _choose_device() -> torch.device:

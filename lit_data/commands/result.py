@@ -1,12 +1,13 @@
 """What a command measured: summary.json for scripts, and tables."""
 
+import json
 import logging
 import math
 import re
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from lit_data.errors import DataError
 from lit_data.files import write_json
@@ -75,6 +76,22 @@ def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[
     path = folder / "summary.json"
     write_json(path, ordered)
     return path
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What `write_summary` wrote into a run folder.
+
+    Raises:
+        DataError: There is none, or it is damaged.
+    """
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise DataError(f"{folder} has no summary.json: the run failed, or has not ended")
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return found
 
 
 def split_stage(name: str) -> tuple[str, str]:

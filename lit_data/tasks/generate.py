@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.imaging.pictures import draw_grid
-from lit_data.callbacks.imaging.sampling import SweepsViews, check_sampling, sample, sweep, turns
+from lit_data.callbacks.imaging.sampling import check_sampling, sample, sweep, sweeps_views, turns
 from lit_data.datamodules import GANDataModule
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
@@ -160,7 +160,7 @@ def draw_generated(
 
 def sweep_objects(model: L.LightningModule, poses: Tensor | None, count: int, *, seed: int) -> Tensor | None:
     """Objects from all sides, [count, V, C, H, W] in 0..1; none where the model or the data know no sides."""
-    if poses is None or not isinstance(model, SweepsViews):
+    if poses is None or not sweeps_views(model):
         return None
     views = sweep(model, count, poses, seed=seed)
     return views if turns(views) else None

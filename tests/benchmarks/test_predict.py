@@ -88,7 +88,7 @@ def test_each_way_is_measured_and_written(
 
 
 @pytest.mark.slow  # compiling takes minutes
-@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install 'lit_data[quantise]'")
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install -e '.[quantise]'")
 def test_compiled_ways_are_measured(tmp_path: Path, cache: Path) -> None:
     lines, _ = run(tmp_path, cache, "suite.compile=true", "suite.batch_sizes=[2]")
     for line in lines[5:]:

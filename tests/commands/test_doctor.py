@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,27 @@ def test_prints_what_it_found_and_writes_the_same_to_files(doctor: Doctor) -> No
         found = [finding for finding in report["findings"] if finding["level"] == level]
         assert summary[f"doctor/{level}s"] == len(found)
         assert all(finding["remedy"] for finding in found)
+
+
+@pytest.mark.parametrize(("waited", "level"), [(0.4, "warning"), (0.01, "ok")])
+def test_it_tells_what_the_last_run_waited_for(waited: float, level: str, doctor: Doctor, tmp_path: Path) -> None:
+    sentence = (
+        "waiting for data takes 40% of the time, and the disk was read for 12.6 times the bytes: try a faster disk"
+    )
+    for number, text in enumerate(
+        ['{"a": 1}', json.dumps({"data_wait_fraction": waited, "train/limited_by": sentence})]
+    ):
+        folder = tmp_path / "runs/fit/stripe" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(text)
+        os.utime(folder / "summary.json", (number, number))
+    report = json.loads((doctor()[1] / "doctor.json").read_text())
+    [finding] = [finding for finding in report["findings"] if finding["what"] == "last run"]
+    assert finding["level"] == level
+    assert "the disk was read for 12.6 times" in finding["found"]
+    assert finding["remedy"] == ("try a faster disk" if level == "warning" else "")
+    (tmp_path / "runs/fit/stripe/1/summary.json").write_text("{")
+    assert "last run" not in doctor()[0]
 
 
 def test_faults_come_first_and_name_the_remedy(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_nets_elsewhere_and_sets_of_bad_images_are_refused(monkeypatch: pytest.M
 
 
 @pytest.mark.slow  # loads the exporter, which takes most of the time
-@pytest.mark.skipif(find_spec("onnxscript") is None, reason="needs onnxscript: pip install 'lit_data[export]'")
+@pytest.mark.skipif(find_spec("onnxscript") is None, reason="needs onnxscript: pip install -e '.[export]'")
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_predict_writes_its_net_and_tells_what_fewer_bits_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

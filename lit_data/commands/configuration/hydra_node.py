@@ -89,9 +89,7 @@ def _is_typed(key: str, typed: Sequence[str]) -> bool:
 def _check_installed(target: str, key: str) -> None:
     for module, package in _EXTRAS.items():
         if f"{target}.".startswith(f"{module}.") and not _is_installed(module):
-            raise ConfigError(
-                f"'{key}' is '{target}', which needs the package {package}: pip install 'lit_data[sweep]'."
-            )
+            raise ConfigError(f"'{key}' is '{target}', which needs a package: pip install {package}.")
 
 
 def _is_installed(module: str) -> bool:

@@ -110,9 +110,7 @@ def _import_transform() -> Any:  # noqa: ANN401 - a module without types
     try:
         from scipy import ndimage
     except ImportError as error:
-        raise ConfigError(
-            "signed distances need scipy: pip install 'lit_data[medical]', or set data.sdf=null"
-        ) from error
+        raise ConfigError("signed distances need scipy: pip install scipy, or set data.sdf=null") from error
     return ndimage
 
 

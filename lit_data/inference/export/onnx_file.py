@@ -65,7 +65,7 @@ def export_onnx(net: nn.Module, path: str | os.PathLike[str], images: Sequence[T
 def _check(path: Path, images: Sequence[Tensor]) -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"ONNX files need {' and '.join(missing)}: pip install 'lit_data[export]'")
+        raise ConfigError(f"ONNX files need {' and '.join(missing)}: pip install {' '.join(missing)}")
     if path.suffix != ".onnx":
         raise ConfigError(f"{path.name}: a net is written as an .onnx file")
     if not images:

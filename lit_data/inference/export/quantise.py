@@ -61,7 +61,7 @@ def quantise(net: nn.Module, *, mode: Mode, calibration: Iterable[Tensor] = ()) 
     if mode == "bf16":
         return AutocastNet(net)
     if find_spec("torchao") is None:
-        raise ConfigError(f"quantise={mode} needs torchao: pip install 'lit_data[quantise]', or use quantise=bf16")
+        raise ConfigError(f"quantise={mode} needs torchao: pip install torchao, or use quantise=bf16")
     return _quantise_linear(net) if mode == "dynamic" else _quantise_convolutions(net, list(calibration))
 
 

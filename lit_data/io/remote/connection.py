@@ -19,7 +19,7 @@ MAX_LIST_BYTES: Final = 256 * 2**20
 """The largest list of files or index page that is read."""
 
 _TALKATIVE: Final = ("botocore", "aiobotocore", "s3fs", "fsspec", "aiohttp", "urllib3", "asyncio", "boto3")
-_PACKAGES: Final = {"s3": "lit_data[remote]", "s3a": "lit_data[remote]"}
+_PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,5 +192,5 @@ def _find_class(scheme: str) -> Any:  # noqa: ANN401 - fsspec has no types
         raise ConfigError(f"data.root={scheme}://...: fsspec knows no such scheme; give one such as {known}") from None
     except ImportError as error:
         package = _PACKAGES.get(scheme)
-        hint = f"pip install '{package}'" if package else str(error).splitlines()[0]
+        hint = f"pip install {package}" if package else str(error).splitlines()[0]
         raise ConfigError(f"data.root={scheme}://... needs a package that is not installed: {hint}") from None

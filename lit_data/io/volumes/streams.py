@@ -20,7 +20,7 @@ def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f'{name} is not installed; pip install "lit_data[medical]" to read such files') from error
+        raise ConfigError(f"{name} is not installed: pip install {name} to read such files") from error
 
 
 FREE_BYTES: Final = 2**30

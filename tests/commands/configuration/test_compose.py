@@ -348,7 +348,7 @@ def test_shell_commands_are_taken_from_the_command_line_alone(write: Write, text
 )
 def test_missing_extra_is_named(word: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hydra_node, "find_spec", lambda name: None if name == missing else True)
-    with pytest.raises(ConfigError, match=rf"which needs the package {package}: pip install 'lit_data\[sweep\]'\.$"):
+    with pytest.raises(ConfigError, match=rf"which needs a package: pip install {package}\.$"):
         compose("fit", [word])
 
 

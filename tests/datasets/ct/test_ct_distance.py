@@ -57,5 +57,5 @@ def test_a_set_without_a_surface_has_the_largest_distance() -> None:
 
 def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ConfigError, match=r"need scipy: pip install 'lit_data\[medical\]'"):
+    with pytest.raises(ConfigError, match=r"need scipy: pip install scipy"):
         measure_points(np.arange(3), (1, 1, 4), SPACING_MM, 2.0)

@@ -34,7 +34,7 @@ class Asking(nn.Conv2d):
 @pytest.fixture
 def extra() -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, reason=f"needs {name}: pip install 'lit_data[export]'")
+        pytest.importorskip(name, reason=f"needs {name}: pip install -e '.[export]'")
 
 
 @pytest.mark.usefixtures("extra")
@@ -80,7 +80,7 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Conv2d(3, 1, 1)
     monkeypatch.setattr(onnx_file, "find_spec", lambda name: None if name == "onnxscript" else object())
-    with pytest.raises(ConfigError, match=r"^ONNX files need onnxscript: pip install 'lit_data\[export\]'$"):
+    with pytest.raises(ConfigError, match=r"^ONNX files need onnxscript: pip install onnxscript$"):
         export_onnx(net, tmp_path / "net.onnx", [IMAGE])
     monkeypatch.setattr(onnx_file, "find_spec", lambda name: object())
     with pytest.raises(ConfigError, match=r"^net\.pt: a net is written as an \.onnx file$"):

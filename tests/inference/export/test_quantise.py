@@ -17,7 +17,7 @@ from lit_data.modules import UNet
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 HAS_TORCHAO = find_spec("torchao") is not None
-needs_torchao = pytest.mark.skipif(not HAS_TORCHAO, reason="needs torchao: pip install 'lit_data[quantise]'")
+needs_torchao = pytest.mark.skipif(not HAS_TORCHAO, reason="needs torchao: pip install -e '.[quantise]'")
 
 
 class Mixer(nn.Module):

@@ -390,7 +390,7 @@ def test_a_missing_s3fs_says_what_to_install(tmp_path: Path, monkeypatch: pytest
         raise ImportError("Install s3fs")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", fail)
-    with pytest.raises(ConfigError, match=r"pip install 'lit_data\[remote\]'"):
+    with pytest.raises(ConfigError, match=r"pip install s3fs"):
         Root("s3://bucket/set", tmp_path, QUICK).refresh()
 
 

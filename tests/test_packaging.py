@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import lit_data
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,7 +42,7 @@ def wheel_names(built: Path) -> list[str]:
 
 
 def test_one_version_is_stated(built: Path) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = lit_data.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in built.glob("lit_data-*")} == {version}
 

@@ -191,6 +191,14 @@ def test_a_metric_to_monitor_that_is_not_logged_ends_no_run(sanity: int, capsys:
     assert list(Path("runs").rglob("best.ckpt"))
 
 
+def test_early_stopping_goes_by_what_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data._target_=strangers.PlainData", "model._target_=strangers.Plain", "--package", "strangers", *SHORT]
+    assert main(["fit", *words, "extra_callbacks=early_stopping"]) == 2
+    assert "any of the following: `loss`: set callbacks.early_stopping.monitor=NAME" in capsys.readouterr().err
+    chosen = ["callbacks.early_stopping.monitor=loss", "callbacks.early_stopping.mode=min"]
+    assert main(["fit", *words, "extra_callbacks=[early_stopping,ema]", *chosen]) == 0
+
+
 @pytest.mark.slow
 def test_any_datamodule_is_trained_on_and_scored() -> None:
     words = ["data._target_=strangers.PlainData", *SHORT, "name=plain"]

@@ -59,6 +59,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         return _fit(cfg, trainer, datamodule, model, start)
     except MisconfigurationException as error:
         raise ConfigError(f"Lightning refuses this: {error}") from error
+    except RuntimeError as error:
+        if not str(error).startswith("Early stopping conditioned on metric"):
+            raise
+        raise ConfigError(
+            f"{error}: set callbacks.early_stopping.monitor=NAME callbacks.early_stopping.mode=min"
+        ) from error
     finally:
         if isinstance(datamodule, BaseDataModule):
             datamodule.teardown("fit")  # Lightning does not when training is broken off, and the workers would stay

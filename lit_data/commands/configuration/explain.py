@@ -75,6 +75,8 @@ def _list_unknown(tree: ConfigTree, overrides: Sequence[Override]) -> list[tuple
     """Plain overrides of keys that no file has, with what the files say."""
     groups = [override for override in overrides if _chooses_option(tree, override)]
     plain = [o for o in overrides if o not in groups and not (o.is_add() or o.is_force_add())]
+    if not plain:
+        return []
     decisive = [o for o in overrides if o in groups or o.key_or_group.endswith("_target_")]
     try:
         cfg = tree.compose([str(o.input_line) for o in decisive if not o.is_sweep_override()])

@@ -1,6 +1,7 @@
 """``rerun``: start a run or a sweep again from what its folder says of its command line, with changes if any."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,8 @@ _HELP: Final = """\
 usage: python -m lit_data rerun RUN [key=value ...] [--package NAME] [--print]
 
 Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. Relative paths are
-read from the folder where the run was started, if it is there. RUN/.hydra says what was typed, but not --package, which
-names code that may be imported: type it again. --print shows the command line and stops."""
+read from the folder where the run was started, if it is there. Type again what decides which code runs: --package, and
+words of Hydra itself such as hydra/launcher=slurm. --print shows the command line and stops."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Started:
 
     Attributes:
         command: The word on the command line.
-        words: The overrides.
+        words: The overrides but for Hydra's own, which may name programs: the folder may be anybody's.
         config_dir: The user's own folder of configurations, if any.
         folder: Where it was started.
         sweeps: Whether it is a sweep.
@@ -67,7 +68,8 @@ def read_started(run: Path) -> Started:
         raise DataError(f"{run} does not say how it was started: its configuration is not one of lit_data")
     folder = Path(str(_as_dict(hydra.get("runtime")).get("cwd")))
     config_dir = dict(zip(*[iter(find_config_dir(hydra))] * 2, strict=True)).get("--config-dir")
-    return Started(command, tuple(map(str, words)), config_dir, folder, sweeps)
+    plain = tuple(str(word) for word in words if not re.match(r"hydra\b", _key(str(word))))
+    return Started(command, plain, config_dir, folder, sweeps)
 
 
 def main(words: Sequence[str]) -> None:

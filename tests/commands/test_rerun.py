@@ -41,6 +41,14 @@ def test_a_sweep_is_started_again_as_one(run: Path, capsys: pytest.CaptureFixtur
     assert " show -m +experiment=stripe " in capsys.readouterr().out
 
 
+def test_what_decides_which_code_runs_is_left_out(run: Path) -> None:
+    path = run / ".hydra/hydra.yaml"
+    hostile = "- +experiment=stripe\n    - hydra.job.env_set.LD_PRELOAD=x.so\n    - +hydra/launcher=slurm\n"
+    path.write_text(path.read_text().replace("- +experiment=stripe\n", hostile, 1))
+    assert "LD_PRELOAD" in path.read_text()
+    assert not any("hydra" in word for word in read_started(run).words)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -26,7 +26,7 @@ from lit_data.types import FieldSpec
 
 Rows = Mapping[str, NDArray[Any]]
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("small_runs_are_fast")]
 
 KINDS = [
     {"worker_kind": "inline", "num_workers": 0},

@@ -23,7 +23,7 @@ from lit_data.types import FieldSpec
 
 Rows = Mapping[str, NDArray[Any]]
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("small_runs_are_fast")]
 
 
 class Faulty:

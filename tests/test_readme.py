@@ -26,7 +26,11 @@ _Trainer = L.Trainer
 
 def _list_commands(text: str) -> list[str]:
     """The command lines that can be run as they stand."""
-    lines = [line.split("#")[0].strip() for line in text.splitlines() if "python -m lit_data " in line]
+    lines = [
+        line.split("#")[0].replace("--cfg job", "").strip()
+        for line in text.splitlines()
+        if "python -m lit_data " in line
+    ]
     return [line for line in lines if not re.search("`|my_conf|example_package", line)]
 
 

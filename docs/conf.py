@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 
 import lit_data
 from lit_data.commands.configuration.help import read_first_comment, read_keys
+from lit_data.commands.configuration.locate import CLASSES
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GENERATED: Final = ROOT / "docs" / "reference"
@@ -30,6 +31,7 @@ PACKAGES: Final = {
     "io": "Images, masks and stores",
     "testing": "Testing",
     "api": "Commands from Python",
+    "types": "Types and protocols",
     "errors": "Errors",
 }
 
@@ -63,6 +65,8 @@ def setup(app: Sphinx) -> None:
         options = "   :members:\n   :show-inheritance:\n" + "   :imported-members:\n" * exports
         text = f"{_heading(title, '=')}``lit_data.{name}``\n\n.. automodule:: lit_data.{name}\n{options}"
         (GENERATED / f"{name}.rst").write_text(text, encoding="utf-8")
+    options = [_heading("Options", "="), *(f".. autoclass:: {name}\n   :members:\n" for name in sorted(CLASSES))]
+    (GENERATED / "options.rst").write_text("\n".join(options), encoding="utf-8")
     (GENERATED / "keys.rst").write_text("\n".join(_write_keys()), encoding="utf-8")
     for name, up, down in [("README", "", "reference/"), ("BENCHMARKS", "../", ""), ("CONTRIBUTING", "../", "")]:
         text = (ROOT / f"{name}.md").read_text(encoding="utf-8").replace("](docs/", f"]({up}")

@@ -18,7 +18,7 @@ _REFUSED = (
 )
 _PACKAGES = ("augment", "callbacks", "datamodules", "loading", "modules", "synthesis")
 """Packages of lit_data whose exported classes a configuration may name."""
-_CLASSES = frozenset(
+CLASSES = frozenset(
     f"lit_data.{name}"
     for name in (
         *("grid.PatchGrid", "mosaic.MosaicSpec", "datasets.ct.windows.WindowSpec"),
@@ -77,7 +77,7 @@ def _is_public(found: object, own_name: str) -> bool:
     if not isinstance(found, type) or found.__name__.startswith("_"):
         return False
     package, _, rest = own_name.partition(".")
-    if package != "lit_data" or own_name in _CLASSES:
+    if package != "lit_data" or own_name in CLASSES:
         return True
     room = rest.partition(".")[0]
     return room in _PACKAGES and found.__name__ in import_module(f"lit_data.{room}").__all__

@@ -43,7 +43,12 @@ def test_no_link_inside_is_dead(site: Path) -> None:
 
 @pytest.mark.parametrize(
     ("package", "name"),
-    [("callbacks", "AdaptiveBatchSize"), ("loading", "LoaderOptions"), ("testing", "check_dataset"), ("types", "FieldSpec")],
+    [
+        ("callbacks", "AdaptiveBatchSize"),
+        ("loading", "LoaderOptions"),
+        ("testing", "check_dataset"),
+        ("types", "FieldSpec"),
+    ],
 )
 def test_the_reference_has_public_names(package: str, name: str, site: Path) -> None:
     assert f'id="lit_data.{package}.{name}"' in (site / "reference" / f"{package}.html").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """What only a device shows: streams, page-locking, memory that runs out beside the step, a broken context."""
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,6 +140,8 @@ def _noting(method: Any, made: list[torch.device]) -> Any:
 
 
 def test_memory_is_given_back_behind_the_stream_of_its_own_device() -> None:
+    gc.collect()  # loaders of other tests end
+    LOG.clear()
     loader = _loader()
     loader.pin_device = torch.device("cuda", 1)
     del loader.__dict__["device"]

@@ -12,6 +12,13 @@ import torch
 from omegaconf import DictConfig
 from typing_extensions import override
 
+from benchmarks.mosaic_variants import (
+    MosaicRecipe,
+    OriginalMosaics,
+    collate_boxes,
+    keep_images,
+    read_fitting,
+)
 from lit_data.callbacks import DataWaitMonitor
 from lit_data.checks import check_choice
 from lit_data.commands.benchmarks.headroom import train_steps
@@ -19,13 +26,6 @@ from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import OTHERS_COLOUR, OURS_COLOUR, Line, Panel, collect, draw_bars, report_lines
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.detection import DetectionDataModule
-from lit_data.datasets.detection.baselines import (
-    MosaicRecipe,
-    OriginalMosaics,
-    collate_boxes,
-    keep_images,
-    read_fitting,
-)
 from lit_data.errors import ConfigError
 from lit_data.loading.device_timer import Call, one_thread, time_in_turn
 from lit_data.loading.transfer import StagedBatch, finish_transfer

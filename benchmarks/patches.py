@@ -26,13 +26,16 @@ from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.datasets import StripeDataset
 from lit_data.grid import PatchGrid
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
+from lit_data.io.discovery import find_images
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import read_image
 from lit_data.io.progress import track
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.options import WorkerKind
 from lit_data.types import Array
 
 COLUMNS: Final = (
-    "way", "cold_per_s", "warm_per_s", "cold_ratio", "warm_ratio", "amplification", "note",
+    "way", "cold_per_s", "warm_per_s", "cold_ratio", "warm_ratio", "amplification", "stored_share", "note",
 )  # fmt: skip
 _HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
 _CHANNELS: Final = 3
@@ -47,15 +50,18 @@ Open = Callable[[], Iterator[Mapping[str, Any]]]
 class PatchesSuite(Suite):
     """Patches of large images in random order, from a page cache that holds them and from one that holds nothing.
 
-    A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and as it was, with its own loader;
+    A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and as it was, ``lz4`` and ``zstd``
+    the first compressed, with its own loader;
     ``tiff`` (tiles of 128 px, read by tifffile), ``zarr`` (chunks of 64 px in shards of 1,024) and ``hdf5`` (chunks of
     64 px) are read in the workers of torch's DataLoader, none of them compressed. Columns: patches per second
     ``cold_per_s`` and ``warm_per_s`` after the first batch; their ratios to ``whole``; ``amplification``, bytes read
-    from the disk over bytes of the patches; ``note``, why a way was not measured. The warm lap takes the patches of the
-    cold one again.
+    from the disk over bytes of the patches; ``stored_share``, bytes on the disk over bytes of the pixels; ``note``, why
+    a way was not measured. The warm lap takes the patches of the cold one again.
 
     Args:
-        images: How many are made, of noise.
+        images: How many are made.
+        photos: Folder of photographs that they are put together from; without it they are noise, which no compression
+            makes smaller.
         side_px: Their height and width, 3 channels of uint8.
         patch_px: Side of a patch.
         stride_px: Distance between patches of the grid.
@@ -66,6 +72,7 @@ class PatchesSuite(Suite):
     """
 
     images: int = 24
+    photos: str = ""
     side_px: int = 4096
     patch_px: int = 128
     stride_px: int = 112
@@ -86,7 +93,10 @@ class PatchesSuite(Suite):
                 for name, laps in found.items():
                     drop_from_cache(files)
                     laps += [_measure(ways[name], self, warm=warm) for warm in (False, True)]
+            sizes = {name: _count_bytes(Path(temp) / name) for name in ways}
         lines = [_make_line(name, found.get(name, []), found["whole"], missing.get(name, "")) for name in ways]
+        pixels_bytes = _CHANNELS * self.images * self.side_px**2
+        lines = [line | {"stored_share": sizes[line["way"]] / pixels_bytes or math.nan} for line in lines]
         title = f"{self.images} images of {self.side_px} x {self.side_px} x {_CHANNELS}, patches of {self.patch_px} px"
         report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS)
         return collect(lines, COLUMNS[:-1])
@@ -137,16 +147,23 @@ def _make_ways(folder: Path, options: PatchesSuite) -> dict[str, Open]:
     sources = _make_images(folder, options)
     sizes = np.full(options.images, options.side_px)
     grid = PatchGrid(sizes, sizes, options.patch_px, options.stride_px)
-    banded, whole = (_build_store(sources, folder, side) for side in (options.band_px, None))
-    ways: dict[str, Open] = {
-        name: partial(_open_ours, path, grid, options) for name, path in (("bands", banded), ("whole", whole))
+    layouts = {
+        "bands": StoreOptions(band_px=options.band_px),
+        "whole": StoreOptions(band_px=None),
+        "lz4": StoreOptions(band_px=options.band_px, compression="lz4"),
+        "zstd": StoreOptions(band_px=options.band_px, compression="zstd"),
     }
+    stores = {
+        name: DecodedStore.build(sources, folder / name, decoder=ImageDecoder(), store=layout).path
+        for name, layout in layouts.items()
+    }
+    ways: dict[str, Open] = {name: partial(_open_ours, path, grid, options) for name, path in stores.items()}
     readers: dict[str, Callable[[], Sequence[Any]]] = {
         "tiff": partial(_open_tiff, folder / "tiff", options.images),
         "zarr": partial(_open_zarr, folder / "zarr", options.images),
-        "hdf5": partial(_open_hdf5, folder / "images.h5"),
+        "hdf5": partial(_open_hdf5, folder / "hdf5" / "images.h5"),
     }
-    store = DecodedStore.open(whole)
+    store = DecodedStore.open(stores["whole"])
     for name, write in (("tiff", _write_tiff), ("zarr", _write_zarr), ("hdf5", _write_hdf5)):
         if _is_there(name):
             write(store, folder)
@@ -155,17 +172,35 @@ def _make_ways(folder: Path, options: PatchesSuite) -> dict[str, Open]:
 
 
 def _make_images(folder: Path, options: PatchesSuite) -> list[ImageSource]:
-    sources = []
+    sources: list[ImageSource] = []
+    paths = find_images(Path(options.photos)).paths if options.photos else ()
+    read = ReadOptions(gray_to_rgb=True)
+    photos = [photo for path in paths if (photo := read_image(path, read)).shape[0] == _CHANNELS]
     for number in track(range(options.images), "making images", options.images):
-        image = np.random.default_rng(number).integers(0, 256, (_CHANNELS, *[options.side_px] * 2), np.uint8)
-        np.save(folder / f"{number}.npy", image)
+        np.save(folder / f"{number}.npy", _join(photos, number, options.side_px) if photos else _draw(number, options))
         sources.append(ImageSource((str(folder / f"{number}.npy"),)))
     return sources
 
 
-def _build_store(sources: Sequence[ImageSource], folder: Path, band_px: int | None) -> Path:
-    layout = StoreOptions(band_px=band_px)
-    return DecodedStore.build(sources, folder / f"store-{band_px}", decoder=ImageDecoder(), store=layout).path
+def _draw(number: int, options: PatchesSuite) -> Array:
+    return np.random.default_rng(number).integers(0, 256, (_CHANNELS, *[options.side_px] * 2), np.uint8)
+
+
+def _join(photos: Sequence[Array], number: int, side_px: int) -> Array:
+    """A large image of photographs side by side."""
+    rng, image, top = np.random.default_rng(number), np.zeros((_CHANNELS, side_px, side_px), np.uint8), 0
+    while top < side_px:
+        row: list[Array] = []
+        while sum(part.shape[2] for part in row) < side_px:
+            row.append(photos[int(rng.integers(len(photos)))])
+        height = min(min(part.shape[1] for part in row), side_px - top)
+        image[:, top : top + height] = np.concatenate([part[:, :height] for part in row], axis=2)[:, :, :side_px]
+        top += height
+    return image
+
+
+def _count_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _open_ours(path: Path, grid: PatchGrid, options: PatchesSuite) -> Iterator[Mapping[str, Any]]:
@@ -235,7 +270,8 @@ def _write_zarr(store: DecodedStore, folder: Path) -> None:
 def _write_hdf5(store: DecodedStore, folder: Path) -> None:
     import h5py
 
-    with h5py.File(folder / "images.h5", "w") as file:
+    (folder / "hdf5").mkdir(exist_ok=True)
+    with h5py.File(folder / "hdf5" / "images.h5", "w") as file:
         for number in range(len(store)):
             file.create_dataset(str(number), data=store[number], chunks=(_CHANNELS, 64, 64))
 

@@ -4,7 +4,8 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _LEAST_REUSED: Final = 2**20
+_LEAST_THREADED: Final = 2**20
 _MOST_FREE: Final = 4
 _free: list[memoryview] = []
 _returned: "deque[memoryview]" = deque()  # appended to by finalizers, in the midst of anything
@@ -65,6 +67,24 @@ def divided(images: "torch.Tensor", divisor: float) -> "torch.Tensor":
         return torch.div(images, divisor)
     # In one pass a CPU takes five times as long: it casts value by value.
     return reused(images.shape).copy_(images).div_(divisor)
+
+
+def change_each(change: "Callable[[int], None]", samples: "torch.Tensor") -> None:
+    """Call a change with the number of each sample; in as many threads as torch uses where a sample is large.
+
+    Args:
+        change: Works in OpenCV and NumPy, which let other threads run.
+        samples: [B, ...] on the CPU, what is changed.
+    """
+    import torch
+
+    count = len(samples)
+    threads = min(torch.get_num_threads(), count)
+    if threads < 2 or samples[0].nbytes < _LEAST_THREADED:  # threads would mostly wait for each other
+        deque(map(change, range(count)), maxlen=0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        deque(pool.map(change, range(count)), maxlen=0)
 
 
 @lru_cache(maxsize=256)

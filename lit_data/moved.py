@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Final
 
 MOVED: Final = {
+    "lit_data.augment.foreign": "lit_data.augment.external",
     "lit_data.datasets.ct_windows": "lit_data.datasets.ct.windows",
     "lit_data.inference.memory": "lit_data.inference.oom_retry",
     "lit_data.io.masks": "lit_data.io.images.masks",

@@ -49,16 +49,31 @@ COUNT_SUFFIX: Final = "_count"
 """A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
 
 
+class LookAhead(Protocol):
+    """Fetches what the samples of an epoch are read from, some ahead."""
+
+    def advance(self, samples: int) -> None:
+        """Say how many samples have been read."""
+
+    def close(self) -> None:
+        """Begin no more."""
+
+
 class SampleRuns(NamedTuple):
     """Samples of a dataset that lie together on the disk, such as the patches of an image.
 
     Attributes:
         ends: [R] int64, ascending: the samples of run r are those from ``ends[r - 1]`` up to ``ends[r]``.
         nbytes: [R] int64, bytes on the disk that they share.
+        samples: [n] the samples in the order of the runs; none where they lie in their own.
+        most_bytes: Of a window of them; none where any will do. Then the first windows of an epoch are smaller, as
+            they have to be fetched before its first batch.
     """
 
     ends: "NDArray[np.int64]"
     nbytes: "NDArray[np.int64]"
+    samples: "NDArray[np.int64] | None" = None
+    most_bytes: int | None = None
 
 
 @runtime_checkable
@@ -72,7 +87,9 @@ class RowWriter(Protocol):
 
     More is used where a dataset has it: ``describe_sample(index) -> str`` names a sample in messages,
     ``check_sources()``, which must be cheap, raises if files changed under a running process, and ``runs``, a
-    `SampleRuns` or none, says which samples lie together.
+    `SampleRuns`, a function of the epoch that gives one, or none, says which samples lie together. What reads a set of
+    shards has ``fetches``, whether it does, ``needs_windows``, whether they have no room here all at once, and
+    ``look_ahead(indices, epoch)``, which is given a function for the samples to come and gives a `LookAhead` or none.
     """
 
     @property

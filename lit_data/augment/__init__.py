@@ -1,9 +1,11 @@
 """Augmentation on the device of the batch: numbers come from each sample's own stream, and are applied there."""
 
+from warnings import warn
+
 from lit_data.augment.augmentation import Augmentation, Compiled, Layers
 from lit_data.augment.builders import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.colour import ColourJitter
-from lit_data.augment.foreign import Foreign
+from lit_data.augment.external import ExternalTransform
 from lit_data.augment.geometry import Geometry
 from lit_data.augment.mixup import MixUp
 from lit_data.augment.nuisance import SingleTexture, StripeAugment
@@ -15,7 +17,7 @@ __all__ = [
     "Augmentation",
     "ColourJitter",
     "Compiled",
-    "Foreign",
+    "ExternalTransform",
     "Geometry",
     "Layers",
     "MixUp",
@@ -31,3 +33,11 @@ __all__ = [
     "stage_augmentations",
     "stripe_augment",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Give `ExternalTransform` under its old name, for a release."""
+    if name != "Foreign":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn("lit_data.augment.Foreign is ExternalTransform now; the old name goes with the next release", FutureWarning, 2)
+    return ExternalTransform

@@ -9,11 +9,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from lit_data.devices import reused, runs_on_cpu
+from lit_data.devices import divided, runs_on_cpu
 from lit_data.errors import ConfigError
 
 BOX_COLUMNS = 6
-_PIECE_BYTES = 2**19
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +20,7 @@ class Layers:
     """Images, masks and boxes of one batch, on one device.
 
     Args:
-        images: [B, C, H, W] float32 in 0..1.
+        images: [B, C, H, W] float32 in 0..1, or uint8 in 0..255.
         masks: [B, K, H, W] of any dtype, or none. They are moved by nearest neighbour, so no new value appears.
         boxes: [N, 6] float32 = (row in batch, class, cx, cy, w, h), the last four in shares 0..1 of the image size, or
             none.
@@ -36,7 +35,7 @@ class Layers:
 
     def __post_init__(self) -> None:
         """Refuse what would be moved wrongly."""
-        if self.images.ndim != 4 or self.images.dtype != torch.float32:
+        if self.images.ndim != 4 or self.images.dtype not in (torch.float32, torch.uint8):
             raise ConfigError(f"images are {_describe(self.images)}: they must be [B, C, H, W] float32")
         if self.masks is not None and not self._fits(self.masks):
             raise ConfigError(
@@ -51,25 +50,14 @@ class Layers:
         height, width = self.images.shape[-2:]
         return height, width
 
+    def in_floats(self) -> "Layers":
+        """The same with images of float32 in 0..1."""
+        if self.images.dtype == torch.float32:
+            return self
+        return Layers(divided(self.images, 255.0), self.masks, self.boxes)
+
     def _fits(self, masks: Tensor) -> bool:
         return masks.ndim == 4 and masks.shape[0] == self.images.shape[0] and masks.shape[2:] == self.images.shape[2:]
-
-
-def in_pieces(change: Callable[..., Tensor], images: Tensor, *numbers: Tensor | None) -> Tensor:
-    """Change images; on a CPU a few at a time, which stay in its caches from one step of the change to the next.
-
-    Args:
-        change: Gets images [b, C, H, W] and the numbers of each; returns images of the same shape.
-        images: [B, C, H, W].
-        numbers: [B, ...] each, or none.
-    """
-    if not runs_on_cpu(images):
-        return change(images, *numbers)
-    step, changed = max(1, _PIECE_BYTES // images[:1].nbytes), reused(images.shape)
-    for first in range(0, len(images), step):
-        part = slice(first, first + step)
-        changed[part] = change(images[part], *(None if given is None else given[part] for given in numbers))
-    return changed
 
 
 def _describe(tensor: Tensor) -> str:
@@ -87,6 +75,16 @@ class Augmentation(nn.Module, ABC):
 
     crop_px: tuple[int, int] | None = None
     """(height, width) that comes out; none where that is what goes in."""
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether on a CPU `transform` takes images of uint8 as well, a quarter of the memory to move."""
+        return False
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Whether `transform` makes the same of a sample in any batch, in any thread: then workers may augment."""
+        return False
 
     @property
     @abstractmethod
@@ -128,10 +126,13 @@ class Augmentation(nn.Module, ABC):
             draws: What `draw` returned, on the device of the layers; other keys are ignored.
 
         Returns:
-            New layers on the same device.
+            New layers on the same device, with images of float32.
         """
         with torch.autocast(layers.images.device.type, enabled=False):
-            return self.transform(layers, draws)
+            return self.transform(layers if self._keeps(layers) else layers.in_floats(), draws).in_floats()
+
+    def _keeps(self, layers: Layers) -> bool:
+        return self.takes_bytes and runs_on_cpu(layers.images)
 
 
 class Compiled(Augmentation):

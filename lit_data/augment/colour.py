@@ -1,19 +1,23 @@
 """`ColourJitter`: hue, saturation and value of RGB images."""
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from lit_data.augment.augmentation import Augmentation, Layers, in_pieces
+from lit_data.augment.augmentation import Augmentation, Layers
+from lit_data.devices import change_each, reused, runs_on_cpu
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
 _KEY: Final = "augment_colour"
 _RGB: Final = 3
 _TINY: Final = 1e-30
+_MOST_HSV: Final = (math.inf, 1, 1, 0)
 
 
 class ColourJitter(Augmentation):
@@ -39,6 +43,16 @@ class ColourJitter(Augmentation):
         self.hue, self.saturation, self.value = hue, saturation, value
 
     @property
+    def takes_bytes(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Always; see `Augmentation`."""
+        return True
+
+    @property
     def draw_keys(self) -> tuple[str, ...]:
         """``augment_colour`` [B, 3] float32 in [0, 1): hue, saturation, value."""
         return (_KEY,)
@@ -60,7 +74,8 @@ class ColourJitter(Augmentation):
             raise ConfigError(f"images have {layers.images.shape[1]} channels: colours need the three of RGB")
         turn, saturation, value = (2 * draws[_KEY] - 1)[..., None, None].unbind(dim=1)
         factors = 6 * self.hue * turn, 1 + self.saturation * saturation, 1 + self.value * value
-        return Layers(in_pieces(change_colours, layers.images, *factors), layers.masks, layers.boxes)
+        change = _change_planes if runs_on_cpu(layers.images) else change_colours
+        return Layers(change(layers.images, *factors), layers.masks, layers.boxes)
 
 
 def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
@@ -94,3 +109,25 @@ def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tens
     green = (hue + 1).abs_().clamp_(1, 2).mul_(span).add_(low)
     blue = hue.sub_(1).abs_().clamp_(1, 2).mul_(span).add_(low)
     return torch.stack((red, green, blue), dim=1).clamp_(0, 1)
+
+
+def _change_planes(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """The same on a CPU through OpenCV's HSV, whose hues are degrees: two thirds of the time."""
+    import cv2
+
+    changed = reused(images.shape)
+    sources, targets = images.numpy(), changed.numpy()
+    numbers = torch.cat((60 * turn % 360, saturation, value), dim=1)[..., 0].double().numpy()
+
+    def change(number: int) -> None:
+        pixels = cv2.merge([*sources[number]])
+        if images.dtype == torch.uint8:
+            pixels = np.divide(pixels, np.float32(255), dtype=np.float32)
+        pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV)
+        factors = np.diag((1.0, *numbers[number, 1:], 0.0))[:_RGB]
+        factors[0, 3] = numbers[number, 0]
+        changed = cv2.min(cv2.transform(pixels, factors), _MOST_HSV, dst=pixels)
+        cv2.split(cv2.cvtColor(changed, cv2.COLOR_HSV2RGB), [*targets[number]])
+
+    change_each(change, images)
+    return changed

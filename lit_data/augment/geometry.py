@@ -22,7 +22,7 @@ from lit_data.augment.matrices import (
     move_points,
     turn_covers,
 )
-from lit_data.augment.warping import Padding, WholeMoves, sample, sampling_grid
+from lit_data.augment.warping import Padding, Warp, WholeMoves
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
@@ -173,9 +173,19 @@ class Geometry(Augmentation):
         self._check()
 
     @property
+    def is_by_sample(self) -> bool:
+        """Always; see `Augmentation`."""
+        return True
+
+    @property
     def draw_keys(self) -> tuple[str, ...]:
         """``augment_geometry`` [B, 11] float32, see `Moves`."""
         return (_KEY,)
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Where every value is copied; see `Augmentation`."""
+        return self.moves_whole_pixels
 
     @property
     def moves_whole_pixels(self) -> bool:
@@ -234,9 +244,8 @@ class Geometry(Augmentation):
         if self.moves_whole_pixels:
             moves = WholeMoves.of(inverse, size, crop, self.padding)
             return moves.take(images), None if masks is None else moves.take(masks)
-        grid = sampling_grid(inverse, size, crop, tilted=self.perspective > 0)
-        moved = sample(images, grid, self.padding)
-        return moved, None if masks is None else sample(masks, grid, self.padding, nearest=True)
+        warp = Warp(inverse, size, crop, self.padding, tilted=self.perspective > 0)
+        return warp.take(images), None if masks is None else warp.take(masks, nearest=True)
 
     def _move_boxes(self, boxes: Tensor, matrix: Tensor, size: Size, crop: Size) -> Tensor:
         corners = move_points(box_corners(boxes, size), matrix[boxes[:, 0].long()])

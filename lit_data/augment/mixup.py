@@ -50,6 +50,16 @@ class MixUp(Augmentation):
         return (_KEY,)
 
     @property
+    def takes_bytes(self) -> bool:
+        """Where no sample changes; see `Augmentation`."""
+        return self.is_off
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Where no sample changes; see `Augmentation`."""
+        return self.is_off
+
+    @property
     def is_off(self) -> bool:
         """Whether no sample changes."""
         return not self.probability

@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from lit_data.augment.augmentation import Augmentation, Layers
-from lit_data.augment.foreign import Foreign
+from lit_data.augment.external import ExternalTransform
 from lit_data.errors import ConfigError
 from lit_data.types import Stage
 
 
 def as_augmentation(value: object) -> Augmentation | None:
-    """An augmentation from what a user gives: one of ours, any other torch module (see `Foreign`), or none.
+    """An augmentation from what a user gives: one of ours, any other torch module (see `ExternalTransform`), or none.
 
     Raises:
         ConfigError: It is something else.
@@ -23,7 +23,7 @@ def as_augmentation(value: object) -> Augmentation | None:
     if value is None or isinstance(value, Augmentation):
         return value
     if isinstance(value, nn.Module):
-        return Foreign(value)
+        return ExternalTransform(value)
     raise ConfigError(f"{value!r} is not an augmentation: give one of lit_data.augment or another torch module")
 
 
@@ -59,7 +59,7 @@ class Pipeline(Augmentation):
     """Runs augmentations in their order, each with the numbers of its own stream.
 
     Args:
-        steps: Augmentations; other torch modules become `Foreign`.
+        steps: Augmentations; other torch modules become `ExternalTransform`.
 
     Raises:
         ConfigError: A step is no augmentation, or two are of one kind: they would draw the same numbers.
@@ -73,6 +73,16 @@ class Pipeline(Augmentation):
         twice = [key for key, times in Counter(self.draw_keys).items() if times > 1]
         if twice:
             raise ConfigError(f"two steps of the pipeline draw {twice[0]!r}: join them into one")
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Where all steps are; see `Augmentation`."""
+        return all(step.is_by_sample for step in self._each())
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
@@ -94,7 +104,7 @@ class Pipeline(Augmentation):
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Run the steps."""
         for step in self._each():
-            layers = step.transform(layers, draws)
+            layers = step.transform(layers if step.takes_bytes else layers.in_floats(), draws)
         return layers
 
     def _each(self) -> list[Augmentation]:

@@ -1,8 +1,8 @@
 """Moving planes by a matrix: by index where whole pixels move, else by one bilinear warp of the input to the crop."""
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, Literal, Self
+from functools import cache, cached_property
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.augment.matrices import Size
-from lit_data.devices import reused, runs_on_cpu, widest_float
+from lit_data.devices import change_each, reused, runs_on_cpu, widest_float
 
 Padding = Literal["reflect", "zeros", "border"]
+_OPENCV_TYPES: Final = (torch.uint8, torch.float32)
 _SAMPLER_PADDING: Final = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
 
 
@@ -85,10 +86,22 @@ class WholeMoves:
         shape = *planes.shape[:2], self.rows.shape[1], self.columns.shape[1]
         taken = reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
         moves = zip(planes.numpy(), self.turned.tolist(), self.rows.numpy(), self.columns.numpy(), strict=True)
-        for row, (plane, turned, rows, columns) in zip(taken.numpy(), moves, strict=True):
-            view = plane.transpose(0, 2, 1) if turned else plane
-            row[...] = view[:, _as_slice(rows)][:, :, _as_slice(columns)]
+        mirrors = planes.dtype in _OPENCV_TYPES
+        for out, (sample_planes, turned, rows, columns) in zip(taken.numpy(), moves, strict=True):
+            view = sample_planes.transpose(0, 2, 1) if turned else sample_planes
+            if mirrors and not turned and isinstance(_as_slice(columns), slice) and columns[-1] < columns[0]:
+                _mirror(view[:, _as_slice(rows), columns[-1] : columns[0] + 1], out)
+            else:
+                out[...] = view[:, _as_slice(rows)][:, :, _as_slice(columns)]
         return taken
+
+
+def _mirror(planes: NDArray[Any], out: NDArray[Any]) -> None:
+    """Left and right exchanged by OpenCV, in a third of the time of NumPy."""
+    import cv2
+
+    for plane, row in zip(planes, out, strict=True):
+        cv2.flip(plane, 1, dst=row)
 
 
 def _as_slice(places: NDArray[np.int64]) -> slice | NDArray[np.int64]:
@@ -122,6 +135,66 @@ def sampling_grid(inverse: Tensor, size: Size, crop: Size, *, tilted: bool) -> T
     if tilted:
         places = places[:, :2] / places[:, 2:]
     return places.permute(0, 2, 3, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Warp:
+    """One look-up of each output pixel at a place between input pixels.
+
+    Attributes:
+        inverse: [B, 3, 3], output to input.
+        size: (height, width) of the input.
+        crop: (height, width) of the output.
+        padding: What lies outside the input.
+        tilted: Whether the last row of a matrix is more than (0, 0, 1).
+    """
+
+    inverse: Tensor
+    size: Size
+    crop: Size
+    padding: Padding
+    tilted: bool
+
+    def take(self, planes: Tensor, *, nearest: bool = False) -> Tensor:
+        """The pixels: from [B, C, H, W] those of [B, C, h, w], see `sample`."""
+        if self.tilted or not runs_on_cpu(planes) or planes.dtype not in _OPENCV_TYPES or not _opencv_is_exact():
+            return sample(planes, self._grid, self.padding, nearest=nearest)
+        return self._take_planes(planes, nearest=nearest)
+
+    @cached_property
+    def _grid(self) -> Tensor:
+        return sampling_grid(self.inverse, self.size, self.crop, tilted=self.tilted)
+
+    def _take_planes(self, planes: Tensor, *, nearest: bool) -> Tensor:
+        """The same on a CPU, plane by plane: a third of the time. A place midway may have the other nearest pixel."""
+        shape = *planes.shape[:2], *self.crop
+        taken = reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
+        sources, targets, matrices = planes.numpy(), taken.numpy(), self.inverse[:, :2].double().numpy()
+
+        def warp(number: int) -> None:
+            for plane, row in zip(sources[number], targets[number], strict=True):
+                _warp(plane, matrices[number], row, self.padding, nearest=nearest)
+
+        change_each(warp, planes)
+        return taken
+
+
+def _warp(
+    plane: NDArray[Any], matrix: NDArray[np.float64], out: NDArray[Any], padding: Padding, *, nearest: bool
+) -> None:
+    import cv2
+
+    edges = {"reflect": cv2.BORDER_REFLECT_101, "zeros": cv2.BORDER_CONSTANT, "border": cv2.BORDER_REPLICATE}
+    flags = cv2.WARP_INVERSE_MAP | (cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR)
+    cv2.warpAffine(plane, matrix, out.shape[::-1], dst=out, flags=flags, borderMode=edges[padding])
+
+
+@cache
+def _opencv_is_exact() -> bool:
+    """Whether this OpenCV interpolates in floating point: releases before 5 knew 32 steps between two pixels."""
+    ramp, found = np.tile(np.arange(32, dtype=np.float32), (8, 1)), np.empty((8, 16), np.float32)
+    _warp(ramp, np.array([[1, 0, 1 / 128], [0, 1, 0]]), found, "border", nearest=False)
+    return bool(np.abs(found - ramp[:, :16] - 1 / 128).max() < 1e-4)
 
 
 def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = False) -> Tensor:

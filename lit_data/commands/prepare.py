@@ -10,7 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from lit_data.commands.export import export_set
 from lit_data.commands.session import build_datamodule, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.source import ImageFolder
 from lit_data.errors import ConfigError, StoreCorruptError
+from lit_data.io.store.store import DecodedStore
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Decode every file strictly: into the store, or with ``prepare.check=true`` only to see whether it is good.
 
+    ``prepare.store=ADDRESS`` writes it in shards to another place instead, see `lit_data.io.shards`.
     ``prepare.export=FOLDER`` then writes the samples of a stage with their defects, see `lit_data.commands.export`; of
     CT volumes it writes the occupied voxels, all of them.
 
@@ -29,21 +32,36 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
     if cfg.prepare.check:
-        report = build_datamodule(cfg, prepared=False).check_sources()
-        log.info("%s", _describe_good(report))
-        return {f"prepare/{key}": value for key, value in report.items()}
+        counts = build_datamodule(cfg, prepared=False).check_sources()
+        log.info("%s", _describe_good(counts))
+        return {f"prepare/{key}": value for key, value in counts.items()}
+    if cfg.prepare.store:
+        return {f"prepare/{key}": value for key, value in _publish(cfg).items()}
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     if cfg.prepare.verify:
         damaged = datamodule.verify_sources()
         if damaged:
             raise StoreCorruptError(f"{len(damaged)} entries are damaged:\n  " + "\n  ".join(damaged[:100]))
-    report = datamodule.describe()
+    report: dict[str, Any] = datamodule.describe()
+    if isinstance(datamodule.bank, DecodedStore) and (told := datamodule.bank.describe_compression()):
+        report["compression"] = told
     if cfg.prepare.export:
         report |= _export(cfg, datamodule)
     for key, value in report.items():
         log.info("%s: %s", key.replace("_", " "), value)
     return {f"prepare/{key}": value for key, value in report.items()}
+
+
+def _publish(cfg: DictConfig) -> dict[str, int]:
+    """Write the set in shards to a server or a network disk."""
+    source, address = build_datamodule(cfg, prepared=False).source, str(cfg.prepare.store)
+    if not isinstance(source, ImageFolder):
+        raise ConfigError("prepare.store is for sets of images")
+    check_outside_root(cfg, Path(address), "prepare.store")
+    report = source.publish(address, cfg.prepare.shard_bytes)
+    log.info("read it with data.root=%s", address)
+    return report
 
 
 def _describe_good(report: Mapping[str, Any]) -> str:

@@ -4,15 +4,15 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from yaml import YAMLError
 
 from lit_data.commands.configuration.suggest import Parser
-from lit_data.commands.reports.settings import find_config_dir
+from lit_data.commands.reports.settings import as_dict, find_config_dir
 from lit_data.commands.reports.untrusted import parse_yaml, read_text
 from lit_data.errors import ConfigError, DataError
 
@@ -57,16 +57,16 @@ def read_started(run: Path) -> Started:
     sweeps = (run / "multirun.yaml").is_file()
     names = ("multirun.yaml",) * 2 if sweeps else (".hydra/hydra.yaml", ".hydra/config.yaml")
     try:
-        said, config = (_as_dict(parse_yaml(read_text(run, run / name))) for name in names)
+        said, config = (as_dict(parse_yaml(read_text(run, run / name))) for name in names)
     except FileNotFoundError as error:
         raise DataError(f"{run} is no run and no sweep of lit_data: there is no {names[0]} in it") from error
     except (OSError, ValueError, YAMLError, RecursionError) as error:
         raise DataError(f"{run} does not say how it was started: {str(error).splitlines()[0]}") from error
-    hydra = _as_dict(said.get("hydra"))
-    words, command = _as_dict(hydra.get("overrides")).get("task"), config.get("command")
+    hydra = as_dict(said.get("hydra"))
+    words, command = as_dict(hydra.get("overrides")).get("task"), config.get("command")
     if not isinstance(words, list) or not isinstance(command, str):
         raise DataError(f"{run} does not say how it was started: its configuration is not one of lit_data")
-    folder = Path(str(_as_dict(hydra.get("runtime")).get("cwd")))
+    folder = Path(str(as_dict(hydra.get("runtime")).get("cwd")))
     config_dir = dict(zip(*[iter(find_config_dir(hydra))] * 2, strict=True)).get("--config-dir")
     plain = tuple(str(word) for word in words if not re.match(r"hydra\b", _key(str(word))))
     return Started(command, plain, config_dir, folder, sweeps)
@@ -115,7 +115,3 @@ def _join(started: Started, overrides: Sequence[str], packages: Sequence[str]) -
 
 def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
-
-
-def _as_dict(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}

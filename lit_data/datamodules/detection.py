@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.augment import Augmentation, Layers, stage_augmentations
+from lit_data.augment import Augmentation, stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.detection_batch import (
     SHAPES_KEY,
-    DetectionInspection,
+    DetectionVisuals,
     MosaicPlace,
     check_place,
     cut_batch,
     describe_fit,
     plan_mosaics,
     spell_out,
-    to_unit,
+    to_layers,
     wants_shapes,
 )
 from lit_data.datamodules.detection_source import DetectionSource
@@ -157,8 +157,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return self._finish(batch, self.augment.get(stage))
 
     @override
-    def inspect(self, stage: Stage) -> DetectionInspection:
-        return DetectionInspection(partial(self._finish, augment=None) if stage in self.augment else None)
+    def inspect(self, stage: Stage) -> DetectionVisuals:
+        return DetectionVisuals(partial(self._finish, augment=None) if stage in self.augment else None)
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
         """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
@@ -171,10 +171,9 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return describe_bank(self.bank) | images | counts
 
     def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
-        images, boxes = to_unit(batch), batch["boxes"]
-        if augment is not None:
-            augmented = augment.forward(Layers(images, boxes=boxes), batch)
-            images, boxes = augmented.images, cast(Tensor, augmented.boxes)
+        layers = to_layers(batch)
+        layers = layers.in_floats() if augment is None else augment.forward(layers, batch)
+        images, boxes = layers.images, cast(Tensor, layers.boxes)
         # Boxes lie in the order of their rows; `bincount` would wait for the device.
         starts = torch.arange(len(images) + 1, dtype=boxes.dtype, device=boxes.device)
         counts = torch.searchsorted(boxes[:, 0].contiguous(), starts).diff()

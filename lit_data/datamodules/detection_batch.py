@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
-from lit_data.augment import draw_tiles, pack_tiles
+from lit_data.augment import Layers, draw_tiles, pack_tiles
 from lit_data.checks import check_choice
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.visuals import Inspection
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.devices import divided
 from lit_data.mosaic import Ints
 from lit_data.types import COUNT_SUFFIX, Batch
 
@@ -63,10 +61,10 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
     }
 
 
-def to_unit(batch: Batch) -> Tensor:
-    """Images [B, 3, H, W] float32 in 0..1 of a planned batch, its mosaics drawn."""
+def to_layers(batch: Batch) -> Layers:
+    """Images and boxes of a planned batch, its mosaics drawn."""
     images = batch["image"]
-    return draw_tiles(images, batch[MOSAIC_KEY]) if MOSAIC_KEY in batch else divided(images, 255.0)
+    return Layers(draw_tiles(images, batch[MOSAIC_KEY]) if MOSAIC_KEY in batch else images, boxes=batch["boxes"])
 
 
 def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
@@ -113,8 +111,8 @@ def _cut(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - 
     return torch.cat((boxes[:, :1] - start, boxes[:, 1:]), dim=1)
 
 
-class DetectionInspection(Inspection):
-    """See `Inspection`.
+class DetectionVisuals(Visuals):
+    """See `Visuals`.
 
     Args:
         finish: Finishes planned samples without augmenting them; none where nothing is augmented.

@@ -13,7 +13,7 @@ from lit_data.augment import Augmentation, Layers, stage_augmentations
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.gan_source import FitOption, GANInspection, GANSource, ViewOption
+from lit_data.datamodules.gan_source import FitOption, GANSource, GANVisuals, ViewOption
 from lit_data.datamodules.stripe_transform import find_unit_range, to_unit
 from lit_data.datasets.gan.dataset import Cut, GANDataset
 from lit_data.datasets.gan.table import Ints, Labels, SampleTable, lie_in_splits, tabulate
@@ -133,6 +133,10 @@ class GANDataModule(BaseDataModule[GANDataset]):
             seed=self.loader.seed,
         )
 
+    @override
+    def is_by_sample(self, stage: Stage) -> bool:
+        return stage not in self.augment or self.augment[stage].is_by_sample
+
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw the augmentation of each sample from its own stream."""
         if stage not in self.augment:
@@ -145,9 +149,9 @@ class GANDataModule(BaseDataModule[GANDataset]):
         return self._finish(batch, self.augment.get(stage))
 
     @override
-    def inspect(self, stage: Stage) -> GANInspection:
+    def inspect(self, stage: Stage) -> GANVisuals:
         plain = partial(self._finish, augment=None) if stage in self.augment else None
-        return GANInspection(self.dataset(stage), self._values, plain)
+        return GANVisuals(self.dataset(stage), self._values, plain)
 
     @override
     def check_sources(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import ImageFolder
 from lit_data.datamodules.stripe_transform import to_unit
-from lit_data.datamodules.visuals import Inspection
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.gan.dataset import GANDataset
 from lit_data.datasets.gan.table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
 from lit_data.errors import ConfigError, DataError, Problems
@@ -132,8 +132,8 @@ class GANSource(ImageFolder):
         return check_views(counts) if counts else 1
 
 
-class GANInspection(Inspection):
-    """See `Inspection`.
+class GANVisuals(Visuals):
+    """See `Visuals`.
 
     Args:
         dataset: The images of the stage.

@@ -19,7 +19,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.inspection_source import InspectionFiles, build_inspection_baselines
 from lit_data.datamodules.stripe_files import find_recipe
 from lit_data.datamodules.stripe_transform import StripeTransform, find_margins, find_unit_range
-from lit_data.datamodules.visuals import Inspection
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.inspection.layouts import split_of
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, find_blank, find_occupancy
 from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
@@ -155,6 +155,10 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             margin_px=margin_px,
             sampling=self._find_sampling() if stage == "train" and len(images) else None,
         )
+
+    @override
+    def is_by_sample(self, stage: Stage) -> bool:
+        return self.transformation.is_by_sample(stage)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw the defects and the augmentation of each sample from its own stream."""
@@ -322,8 +326,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         return self.source.store_folder / "found"
 
 
-class InspectionVisuals(Inspection):
-    """See `Inspection`.
+class InspectionVisuals(Visuals):
+    """See `Visuals`.
 
     Args:
         transformation: What is done with batches.

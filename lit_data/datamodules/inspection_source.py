@@ -20,6 +20,7 @@ from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annota
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
+from lit_data.datasets.inspection.splitting import find_details, group_details
 from lit_data.datasets.stripes.baselines import (
     ImprovedStripes,
     OriginalStripes,
@@ -28,7 +29,7 @@ from lit_data.datasets.stripes.baselines import (
     StripeRecipe,
     list_patches,
 )
-from lit_data.errors import ConfigError, Problems, show_path
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
 from lit_data.io.images.header_scan import find_faults
@@ -39,6 +40,8 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.io.remote import Scope
+from lit_data.io.remote.scope import find_fault
+from lit_data.io.shards.publish import PublishOptions
 from lit_data.io.store.arrays import publish
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
@@ -48,6 +51,7 @@ from lit_data.types import Array, Batch
 log = logging.getLogger(__name__)
 
 ANNOTATION_FORMAT: Final = 2  # raise it with every change of a drawn mask
+_SET: Final = "inspection.json"
 _DRAWN: Final = ("coco", "labelme", "csv", "yolo", "cvat")
 
 
@@ -78,9 +82,13 @@ class InspectionFiles(MaskedImageFolder):
                 f"mask_read.classes={self.mask_read.classes}: name those behind the background, data.classes=[{names}]"
             )
 
+    takes_shards = True
+
     @cached_property
     def found(self) -> InspectionSet:
         """The images, and the mask of each that has one."""
+        if self.shards is not None:
+            return _read_set(self.folder)
         found = find_inspection_set(self.folder, self.masks, self.patterns)
         if found.layout == "none":
             found = self._draw_annotations(found)
@@ -92,6 +100,28 @@ class InspectionFiles(MaskedImageFolder):
     @override
     def list_images(self) -> list[ImageSource]:
         return [ImageSource((str(path),)) for path in self.found.images]
+
+    @override
+    def list_beside(self) -> dict[str, Path]:
+        masks = {f"masks/{n}{mask.suffix}": mask for n, mask in enumerate(self.found.masks) if mask is not None}
+        names = {mask: name for name, mask in masks.items()}
+        told = {
+            "layout": self.found.layout,
+            "images": [self.name(image) for image in self.found.images],
+            "masks": [names.get(mask) if mask is not None else None for mask in self.found.masks],
+            "kinds": list(self.found.kinds),
+            "where": self.found.where,
+            "bad": [self.name(image) for image in sorted(self.found.bad)],
+        }
+        path = self.store_folder / "publish" / _SET
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, told)
+        return masks | {_SET: path}
+
+    @override
+    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
+        options = super()._choose_publishing(shard_bytes)
+        return replace(options, summarise=find_details, group=group_details)
 
     @cached_property
     def mask_options(self) -> MaskOptions:
@@ -132,6 +162,8 @@ class InspectionFiles(MaskedImageFolder):
 
     @override
     def check(self) -> dict[str, int]:
+        if self.shards is not None:
+            return super().check()
         self.refresh()
         images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
         problems = find_faults(images, self.decoder)
@@ -235,6 +267,29 @@ class InspectionFiles(MaskedImageFolder):
     @override
     def _scope(self) -> Scope:
         return Scope.of_images(self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES)
+
+
+def _read_set(folder: Path) -> InspectionSet:
+    """What `InspectionFiles.list_beside` wrote of a set of shards; the images themselves are not there.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        told = json.loads((folder / _SET).read_bytes())
+        names = [*told["images"], *filter(None, told["masks"])]
+        if any(find_fault(name) for name in names) or len({len(told[k]) for k in ("images", "masks", "kinds")}) > 1:
+            raise ValueError("its lists do not fit")
+        return InspectionSet(
+            layout=told["layout"],
+            images=tuple(folder / name for name in told["images"]),
+            masks=tuple(name and folder / name for name in told["masks"]),
+            kinds=tuple(told["kinds"]),
+            where=told["where"],
+            bad=frozenset(folder / name for name in told["bad"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{show_path(folder / _SET)}: no list of an inspection set ({error!s:.80})") from error
 
 
 def _check_known(classes: Sequence[str], found: set[str], what: str) -> None:

@@ -60,6 +60,8 @@ class LabelledFiles(InspectionFiles):
     @cached_property
     def found(self) -> InspectionSet:
         """The images, with their labels as kinds."""
+        if self.shards is not None:
+            return super().found
         found = find_inspection_set(self.folder, None, self.patterns)
         labels = self._read_labels(found)
         if labels is None and len(set(found.kinds)) < 2 and any(found.masks):
@@ -162,6 +164,10 @@ class LabelledImageDataModule(InspectionDataModule):
         self._check_classes()
         images = self.split_images[stage]
         return InspectionDataset(self.bank, self.grid, images=images, margin_px=margin_px, labels=self._labels)
+
+    @override
+    def is_by_sample(self, stage: Stage) -> bool:
+        return super().is_by_sample(stage)  # with this `finish_batch` too
 
     @override
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:

@@ -6,7 +6,7 @@ import os
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast, get_args
@@ -22,7 +22,11 @@ from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
-from lit_data.io.store.bands import StoreOptions
+from lit_data.io.remote.objects import open_objects
+from lit_data.io.shards.index import is_sharded
+from lit_data.io.shards.publish import Publisher, PublishOptions
+from lit_data.io.shards.root import ShardedRoot
+from lit_data.io.store.bands import WHOLE, StoreOptions
 from lit_data.io.store.store import DecodedStore
 
 log = logging.getLogger(__name__)
@@ -50,6 +54,9 @@ class Source(ABC):
     samples: Mapping[str, Any] = field(default_factory=dict)
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
+    takes_shards: ClassVar[bool] = False
+    """Whether a root may be a set of shards."""
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Made of the arguments of a datamodule with the names of the fields; `None` takes the default of a field."""
@@ -75,16 +82,27 @@ class Source(ABC):
             )
         check_choice("on_bad", self.on_bad, get_args(OnBad))
         check_root(self.root)
+        if is_sharded(self.root) and not self.takes_shards:
+            raise ConfigError(f"root={self.root}: this kind of data does not read sets of shards; give its folder")
 
     @cached_property
     def folder(self) -> Path:
         """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
+        if self.shards is not None:
+            return self.shards.folder
         return self._root.folder if self.root else self._make_samples(self._cache / "samples")
 
     def refresh(self) -> None:
-        """Bring the mirror of a root on a server up to date."""
-        if self.root:
+        """Bring the mirror of a root on a server, or what is known of a set of shards, up to date."""
+        if self.shards is not None:
+            self.shards.refresh()
+        elif self.root:
             self._root.refresh()
+
+    @cached_property
+    def shards(self) -> ShardedRoot | None:
+        """The set of shards, where the root is one."""
+        return None
 
     @abstractmethod
     def check(self) -> dict[str, int]:
@@ -141,7 +159,7 @@ class ImageFolder(Source):
         cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory of
             the device once and cuts patches there; `lru` decodes on access and keeps `cache_bytes`; `none` decodes on
             each access.
-        cache_bytes: Bound of the `lru` cache.
+        cache_bytes: Bound of the `lru` cache, and of local copies of shards.
     """
 
     patterns: tuple[str, ...]
@@ -154,6 +172,8 @@ class ImageFolder(Source):
     def __post_init__(self) -> None:
         check_choice("cache", self.cache, self.caches)
         super().__post_init__()
+        if is_sharded(self.root) and self.cache != "store":
+            raise ConfigError(f"cache={self.cache}: a set of shards is read with data.cache=store")
 
     part: ClassVar[str] = "images"
     """Name of the store of the images."""
@@ -163,12 +183,22 @@ class ImageFolder(Source):
         """How one image is made from its files."""
         return ImageDecoder(self.read)
 
+    @cached_property
+    @override
+    def shards(self) -> ShardedRoot | None:
+        if self.root is None or not is_sharded(self.root):
+            return None
+        return ShardedRoot(self.root, self._cache / "shards", self.remote, self.cache_bytes)
+
     def list_images(self) -> Sequence[ImageSource]:
-        """The files of each image.
+        """The files of each image; of a set of shards those that were, which are not here.
 
         Raises:
             DataError: There are none.
         """
+        return self.shards.list_images() if self.shards is not None else self._find_images()
+
+    def _find_images(self) -> Sequence[ImageSource]:
         return [ImageSource((str(path),)) for path in find_images(self.folder, patterns=self.patterns).paths]
 
     def open_images(self) -> ImageBank:
@@ -177,10 +207,49 @@ class ImageFolder(Source):
         Raises:
             DataError: Files are bad, or not all have one dtype and number of channels.
         """
+        if self.shards is not None:
+            return self.shards.open_images(self.decoder.fingerprint)
         return self._open_bank(self.list_images(), self.decoder, self.part)
+
+    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
+        """Write the set in shards, or what is not there yet of it; nothing is kept here.
+
+        Args:
+            address: A folder or an address whose name ends with ``.shards``.
+            shard_bytes: Decoded bytes of the images of a shard.
+
+        Returns:
+            Numbers for a report.
+
+        Raises:
+            ConfigError: The address is no name of a set of shards, or this kind of data cannot be one.
+            DataError: Images are bad, or the address cannot be written.
+        """
+        check_root(address)
+        if not self.takes_shards or self.shards is not None or not is_sharded(address):
+            raise ConfigError(
+                f"prepare.store={address}: give a folder or an address whose name ends with .shards, and as data.root "
+                "the images of a stripe, inspection or labelled set"
+            )
+        self.refresh()
+        sources = self.list_images()
+        names = {path: self.name(path) for source in sources for path in source.paths}
+        options = self._choose_publishing(shard_bytes)
+        scratch = self.store_folder / "publish"
+        writer = Publisher(open_objects(address, self.remote), self.decoder, names, scratch, options)
+        return writer.write(sources, self.list_beside())
+
+    def list_beside(self) -> dict[str, Path]:
+        """What is read beside the images, for a set of shards: local files by their paths below the root."""
+        return {}
+
+    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
+        return PublishOptions(shard_bytes=shard_bytes, store=self._layout or WHOLE, on_bad=self.on_bad)
 
     @override
     def check(self) -> dict[str, int]:
+        if self.shards is not None:
+            raise ConfigError("prepare.check reads files, and a set of shards has none: set prepare.verify=true")
         self.refresh()
         sources = self.list_images()
         problems = find_faults(sources, self.decoder)
@@ -209,6 +278,8 @@ class ImageFolder(Source):
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
             layout = self._layout if self.cache == "store" else None  # a device cuts patches out of whole images
+            if self.shards is not None and layout is not None and layout.compression == "none":
+                layout = replace(layout, compression="lz4")  # masks: a hundredth of the disk, which may be small
             folder = self.store_folder / part
             return DecodedStore.build(sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout)
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
@@ -228,6 +299,11 @@ class MaskedImageFolder(ImageFolder):
     masks: str | None
     mask_read: MaskOptions = field(default_factory=MaskOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache != "store" and self.store.compression != "none":
+            raise ConfigError(f"store.compression={self.store.compression} needs data.cache=store, not {self.cache}")
 
     @property
     @override
@@ -261,12 +337,19 @@ class MaskedImageFolder(ImageFolder):
         opened = self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
         return opened, _leave_out(numbers, sources, opened, split)
 
+    @override
+    def list_beside(self) -> dict[str, Path]:
+        folder = self.mask_folder
+        return {self.name(path): path for path in find_images(folder).paths} if folder else {}
+
     def check(self) -> dict[str, int]:
         """Decode every image and mask strictly and keep nothing.
 
         Raises:
             DataError: ImageSource are bad; all of them are listed.
         """
+        if self.shards is not None:
+            return super().check()
         self.refresh()
         folder, images = self.mask_folder, self.list_images()
         masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []

@@ -47,6 +47,7 @@ class StripeFiles(MaskedImageFolder):
     files: Mapping[str, str] | None
 
     caches = ("store", "device", "lru", "none")
+    takes_shards = True
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -56,7 +57,7 @@ class StripeFiles(MaskedImageFolder):
         super().__post_init__()
 
     @override
-    def list_images(self) -> Sequence[ImageSource]:
+    def _find_images(self) -> Sequence[ImageSource]:
         return self.find_images().sources
 
     def find_images(self) -> SourceList:

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, SingleTexture
-from lit_data.datamodules.visuals import FamilyPreview, Inspection
+from lit_data.datamodules.visuals import FamilyPreview, Visuals
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes.device_bank import DevicePatches
 from lit_data.datasets.stripes.drawn import DefectWriter
@@ -124,6 +124,10 @@ class StripeTransform:
         """Whether finished samples are whole pixel values, only scaled."""
         return self.values.whole and self.nuisance is None and stage not in self.augment
 
+    def is_by_sample(self, stage: Stage) -> bool:
+        """Whether a sample is the same in any batch."""
+        return stage not in self.augment or self.augment[stage].is_by_sample
+
     def build_writer(self) -> DefectWriter | None:
         """What workers draw defects with; none where they cannot, or nothing is drawn.
 
@@ -225,8 +229,8 @@ def _describe_shape(plan: DefectPlan, number: int) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in zip(names, plan.values[number].tolist(), strict=False))
 
 
-class StripeInspection(Inspection):
-    """See `Inspection`.
+class StripeVisuals(Visuals):
+    """See `Visuals`.
 
     Args:
         dataset: The patches of the stage.

@@ -11,9 +11,9 @@ from typing_extensions import override
 from lit_data.augment import SingleTexture, stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.defect_placement import Backend, DrawingBackend
+from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datamodules.stripe_files import StripeFiles, build_stripe_baselines
-from lit_data.datamodules.stripe_transform import StripeInspection, StripeTransform, find_margins, find_unit_range
+from lit_data.datamodules.stripe_transform import StripeTransform, StripeVisuals, find_margins, find_unit_range
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.datasets.stripes.device_bank import DevicePatches
@@ -60,7 +60,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
         synthesis: Defects to draw; none draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs; an `Augmentation`, or any module
-            of yours (see `lit_data.augment.Foreign`). None leaves images as they are.
+            of yours (see `lit_data.augment.ExternalTransform`). None leaves images as they are.
         nuisance: For layout `single`: what makes target and references differ.
         backend: Where defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`:
             where a short measurement says. The samples are the same to the byte on the CPU, and to one grey level of
@@ -143,6 +143,10 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
             return dataset
         return StripeDataset(self.bank, self.grid, images=images, defects=writer, margin_px=margin_px)
 
+    @override
+    def is_by_sample(self, stage: Stage) -> bool:
+        return self.dataset(stage).pixels and self.transformation.is_by_sample(stage)
+
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
         return self.transformation.plan(batch, stage)
@@ -155,9 +159,9 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
         return finished if masks is None else finished | {"mask": masks}
 
-    def inspect(self, stage: Stage) -> StripeInspection:
+    def inspect(self, stage: Stage) -> StripeVisuals:
         """The plans of samples, where their defects show, and each family of defects on its own."""
-        return StripeInspection(self.dataset(stage), self.transformation, self._device_patches, stage)
+        return StripeVisuals(self.dataset(stage), self.transformation, self._device_patches, stage)
 
     def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
         """For ``benchmark``: whole-image decoding and drawing, and its improved form."""

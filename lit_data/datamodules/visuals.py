@@ -33,7 +33,7 @@ class FamilyPreview:
     centre: Tensor
 
 
-class Inspection:
+class Visuals:
     """The samples of one stage of a datamodule; this base has nothing to say.
 
     Batches are planned ones on the host, see `BaseDataModule.plan_batch`.

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers
-from lit_data.datamodules.visuals import Inspection
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.watermarks import WatermarkDataset, corner_of
 from lit_data.devices import divided
 from lit_data.synthesis.values import ValueRange
@@ -161,8 +161,8 @@ def _describe(plan: WatermarkPlan, number: int, fonts: Sequence[str]) -> dict[st
 _BYTES = ValueRange(0.0, 255.0, whole=True)
 
 
-class WatermarkInspection(Inspection):
-    """See `Inspection`.
+class WatermarkVisuals(Visuals):
+    """See `Visuals`.
 
     Args:
         dataset: The patches of the stage.

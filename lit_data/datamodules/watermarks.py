@@ -15,7 +15,7 @@ from lit_data.augment import stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.source import MaskedImageFolder
-from lit_data.datamodules.watermark_transform import WatermarkInspection, WatermarkTransform
+from lit_data.datamodules.watermark_transform import WatermarkTransform, WatermarkVisuals
 from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.datasets.stripes.layouts import describe_no_images
@@ -181,6 +181,11 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
             seed=self.loader.seed,
         )
 
+    @override
+    def is_by_sample(self, stage: Stage) -> bool:
+        augment = self.transformation.augment
+        return self.progressive is None and (stage not in augment or augment[stage].is_by_sample)
+
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw watermarks and augmentation of each sample from its own stream."""
         return self.transformation.plan(batch, stage, self.dataset(stage))
@@ -191,8 +196,8 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         return finished | self.transformation.finish(batch, stage)
 
     @override
-    def inspect(self, stage: Stage) -> WatermarkInspection:
-        return WatermarkInspection(self.dataset(stage), self.transformation, stage)
+    def inspect(self, stage: Stage) -> WatermarkVisuals:
+        return WatermarkVisuals(self.dataset(stage), self.transformation, stage)
 
     @override
     def check_sources(self) -> dict[str, int]:

@@ -104,6 +104,8 @@ def open_workers(rows: RowWriter, layout: Layout, choice: Choice, options: Loade
     """Start the chosen workers."""
     if choice.kind == "process":
         method = None if options.start_method == "auto" else options.start_method
+        if method is None and getattr(rows, "fetches", False):
+            method = "forkserver"  # a fork would copy locks that the threads hold which fetch
         return ProcessWorkers(rows, layout, choice.workers, start_method=method, timeout_s=options.timeout_s)
     if choice.kind == "thread":
         return ThreadWorkers(rows, choice.workers, options.timeout_s)
@@ -131,6 +133,9 @@ def _choose(rows: RowWriter, layout: Layout, wanted: int | str, world_size: int)
     if wanted == "auto" and len(rows) < _SAMPLES_PER_WORKER:
         reason = f"{len(rows)} samples are fewer than {_SAMPLES_PER_WORKER}"
         return Choice(kind="inline", workers=0, reason=reason)
+    if getattr(rows, "fetches", False):
+        workers = _count_workers("thread", wanted, len(rows), world_size)
+        return Choice(kind="thread", workers=workers, reason="samples all over the set are not here to be measured")
     inline_s, gain = _measure(rows, layout, threads=not isinstance(rows, SampleWriter))
     measured: dict[str, Any] = {"inline_us_per_sample": inline_s * 1e6, "thread_gain": gain}
     epoch_s = inline_s * len(rows) / world_size

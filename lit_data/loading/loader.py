@@ -23,7 +23,7 @@ from lit_data.loading.state import EpochProgress, LoaderState
 from lit_data.loading.tasks import Failure, write
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Workers
-from lit_data.types import RowWriter, SampleRuns
+from lit_data.types import LookAhead, RowWriter, SampleRuns
 
 
 class MicroBatchLoader:
@@ -165,16 +165,20 @@ class MicroBatchLoader:
             plan=self._plan + 1,
         )
         self._assembly, self._progress = assembly, progress
+        ahead, read = self._look_ahead(progress), 0
         try:
             for task, answer in workers.run(assembly, depth):
                 batch = assembly.receive(task, answer)
                 if batch is not None:
+                    read += batch.samples
+                    ahead.advance(read)
                     yield self._hand_out(self._staging, batch.slot, batch.samples, batch.texts)
                     self._check_current(assembly)
         except Exception:
             self.close()
             raise
         finally:
+            ahead.close()
             self._plan = max(self._plan, assembly.plan)
             if self._assembly is assembly:
                 self._assembly = None
@@ -270,6 +274,14 @@ class MicroBatchLoader:
         resumed = self._resumed
         return EpochProgress(epoch) if resumed is None or resumed.epoch != epoch else resumed.start()
 
+    def _look_ahead(self, progress: EpochProgress) -> LookAhead:
+        """Tell a dataset that fetches what it reads which samples come."""
+        look: Callable[[Callable[[], NDArray[np.int64]], int], LookAhead | None] | None
+        look = getattr(self._rows, "look_ahead", None)
+        left, epoch = self.order.length - progress.position, progress.epoch
+        found = look(lambda: self.order.indices(progress.position, left, epoch), epoch) if look else None
+        return found or _Nothing()
+
     def _check_current(self, assembly: Assembly) -> None:
         if self._assembly is not assembly:
             raise ConfigError(
@@ -287,13 +299,28 @@ class MicroBatchLoader:
         return batch
 
 
+class _Nothing:
+    """The `LookAhead` of a dataset whose data are here."""
+
+    def advance(self, samples: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def _find_windows(dataset: RowWriter | MapStyle, options: LoaderOptions) -> Windows | None:
-    if options.locality == "none":
+    must: bool = getattr(dataset, "needs_windows", False)
+    if options.locality == "none" or (options.locality == "auto" and not must):
+        if must:
+            raise ConfigError(
+                "loader.locality=none, but the set of shards does not fit data.cache_bytes, so that every batch would "
+                "fetch shards: raise it, or leave loader.locality at auto"
+            )
         return None
-    runs: SampleRuns | None = getattr(dataset, "runs", None)
+    runs: SampleRuns | Callable[[int], SampleRuns] | None = getattr(dataset, "runs", None)
     if runs is None:
         raise ConfigError(
             f"loader.locality={options.locality}, but {type(dataset).__name__} does not say which of its samples lie "
-            "together (`runs`), or takes them from anywhere (sampling.positives): set loader.locality=none"
+            "together (`runs`), or takes parts of them from anywhere (sampling.paste): set loader.locality=none, or "
+            "for a set of shards data.cache_bytes to its size"
         )
     return Windows(runs, options.window_bytes)

@@ -1,7 +1,8 @@
 """Which sample comes when: a pure function of (seed, epoch), shared out over ranks step by step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,39 +21,70 @@ class Windows:
     alone; two samples of one run are never further apart than a window.
 
     Args:
-        runs: Which samples lie together; none is empty.
+        runs: Which samples lie together; none is empty. Where that changes with the epoch, a function of it.
         window_bytes: What fits into memory.
     """
 
-    def __init__(self, runs: SampleRuns, window_bytes: int) -> None:
-        self.window_bytes = window_bytes
-        self._starts = np.concatenate(([0], runs.ends[:-1])).astype(np.int64)
-        self._counts, self._nbytes = runs.ends - self._starts, runs.nbytes
-        self._plans: dict[tuple[int, int], tuple[NDArray[np.int64], ...]] = {}
+    def __init__(self, runs: SampleRuns | Callable[[int], SampleRuns], window_bytes: int) -> None:
+        self._runs = runs
+        first = self._runs_at(0)
+        self.window_bytes = window_bytes if first.most_bytes is None else min(window_bytes, first.most_bytes)
+        self._plans: dict[tuple[int, int], _Plan] = {}
 
     def at(self, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
         """Sample indices at positions of an epoch."""
-        runs, ends, first = self._plan(seed, epoch)
-        window = np.searchsorted(first, positions, side="right") - 1
+        if (seed, epoch) not in self._plans:
+            self._plans = {(seed, epoch): _Plan.make(self._runs_at(epoch), self.window_bytes, seed, epoch)}
+        plan = self._plans[seed, epoch]
+        window = np.searchsorted(plan.first, positions, side="right") - 1
         places = np.empty_like(positions)
         for number in np.unique(window).tolist():
-            own, begin = window == number, int(first[number])
-            length = int(first[number + 1] if number + 1 < len(first) else ends[-1]) - begin
+            own, begin = window == number, int(plan.first[number])
+            length = int(plan.first[number + 1] if number + 1 < len(plan.first) else plan.ends[-1]) - begin
             low, high = random_words(seed, Stream.WINDOWS, number, epoch, 2)[0].tolist()
             places[own] = begin + shuffled(positions[own] - begin, length, low | high << 32, epoch)
-        row = np.searchsorted(ends, places, side="right")
-        run = runs[row]
-        found: NDArray[np.int64] = self._starts[run] + places - (ends[row] - self._counts[run])
-        return found
+        row = np.searchsorted(plan.ends, places, side="right")
+        found: NDArray[np.int64] = plan.starts[row] + places
+        return found if plan.samples is None else plan.samples[found]
 
-    def _plan(self, seed: int, epoch: int) -> tuple[NDArray[np.int64], ...]:
-        """The runs in the order of an epoch, where each ends, and the first position of each window."""
-        if (seed, epoch) not in self._plans:
-            runs = shuffled(np.arange(len(self._counts)), len(self._counts), seed, epoch)
-            ends, before = np.cumsum(self._counts[runs]), np.cumsum(self._nbytes[runs]) - self._nbytes[runs]
-            first = np.unique(before // self.window_bytes, return_index=True)[1]
-            self._plans = {(seed, epoch): (runs, ends, (ends - self._counts[runs])[first])}
-        return self._plans[seed, epoch]
+    def _runs_at(self, epoch: int) -> SampleRuns:
+        return self._runs(epoch) if callable(self._runs) else self._runs
+
+
+class _Plan(NamedTuple):
+    """The windows of an epoch.
+
+    Attributes:
+        ends: [R] position at which each run ends, in the order of the epoch.
+        starts: [R] what is added to a position in a run for the place of its sample among those of all runs.
+        first: [windows] first position of each.
+        samples: As `SampleRuns` has them.
+    """
+
+    ends: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    first: NDArray[np.int64]
+    samples: NDArray[np.int64] | None
+
+    @classmethod
+    def make(cls, runs: SampleRuns, window_bytes: int, seed: int, epoch: int) -> Self:
+        starts = np.concatenate(([0], runs.ends[:-1])).astype(np.int64)
+        counts, order = runs.ends - starts, shuffled(np.arange(len(starts)), len(starts), seed, epoch)
+        ends, nbytes = np.cumsum(counts[order]), runs.nbytes[order]
+        window = _number_windows(np.cumsum(nbytes) - nbytes, window_bytes, runs)
+        begins = ends - counts[order]
+        first = begins[np.unique(window, return_index=True)[1]]
+        return cls(ends, starts[order] - begins, first, runs.samples)
+
+
+def _number_windows(before: NDArray[np.int64], window_bytes: int, runs: SampleRuns) -> NDArray[np.int64]:
+    """[R] window of each run, by the bytes before it; growing ones take one run at first, then twice as much."""
+    if runs.most_bytes is None:
+        return before // window_bytes
+    least = max(1, min(int(runs.nbytes.mean()), window_bytes))
+    small = least * (2 ** np.arange(int(np.log2(window_bytes / least)) + 1) - 1)
+    edges = np.arange(int(small[-1]), int(before[-1]) + 2 * window_bytes, window_bytes)
+    return np.searchsorted(np.concatenate((small[1:-1], edges)), before, side="right")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_data.inference.sources import ImagePixels
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.store.store import DecodedStore
+from lit_data.io.store.store import StoredImages
 
 _SLAB_PX: Final = 2**22
 
@@ -51,7 +51,7 @@ class WholeImages:
         """
         if self.finish is not None:
             return self.finish(number)
-        return self.bank.open_image(number) if isinstance(self.bank, DecodedStore) else self.bank[number]
+        return self.bank.open_image(number) if isinstance(self.bank, StoredImages) else self.bank[number]
 
     def count_px(self, number: int) -> int:
         """Pixels of an image."""

@@ -11,7 +11,7 @@ import torch
 from lit_data.augment import (
     Augmentation,
     ColourJitter,
-    Foreign,
+    ExternalTransform,
     Geometry,
     Layers,
     Photometry,
@@ -24,9 +24,9 @@ from lit_data.augment import (
 Make = Callable[[], Augmentation]
 
 
-def _kornia() -> Foreign:
+def _kornia() -> ExternalTransform:
     steps = [kornia_augmentation.RandomAffine(20.0, p=0.8), kornia_augmentation.RandomBrightness((0.8, 1.2), p=0.7)]
-    return Foreign(steps, seed_per="sample")
+    return ExternalTransform(steps, seed_per="sample")
 
 
 ANY_CHANNELS: list[Make] = [

@@ -29,7 +29,8 @@ def test_the_result_is_that_of_the_augmentation(plain: Pipeline) -> None:
     assert draws.keys() == plain.draw(1, 2, INDEX, 3).keys()
     for augmentation in (compiled, copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
         found, expected = augmentation(_layers(), draws), plain(_layers(), draws)
-        torch.testing.assert_close(found.images, expected.images, rtol=0, atol=1e-6)
+        # Compiled, places are float32; OpenCV, which warps what is not compiled on a CPU, has them in float64.
+        torch.testing.assert_close(found.images, expected.images, rtol=0, atol=1e-5)
         assert torch.equal(found.masks, expected.masks)
 
 

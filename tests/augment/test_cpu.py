@@ -1,19 +1,32 @@
 """On a CPU the same draws give the same pixels as the device path, in less time."""
 
+import threading
+import time
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from kornia.color import hsv_to_rgb, rgb_to_hsv
+from torch import nn
 
-from lit_data.augment import Augmentation, StripeAugment
-from lit_data.augment.augmentation import Layers, in_pieces
+from lit_data.augment import Augmentation, Compiled, Geometry, Pipeline, StripeAugment, warping
+from lit_data.augment.augmentation import Layers
 from lit_data.augment.builders import detection_augment, segmentation_augment, stripe_augment
-from lit_data.augment.colour import change_colours
+from lit_data.augment.colour import _change_planes, change_colours
+from lit_data.augment.warping import Padding
+from lit_data.devices import change_each
+from lit_data.types import Array
 
 GREY_LEVEL = 1 / 255
 
 
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
 def _images(count: int, side: int = 40) -> torch.Tensor:
-    images = torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(count, 3, side, side, generator=_generator())
     images[0], images[1, :, :9], images[2, :, :9] = images[0, :1], 0, 1  # grey, black, white
     return images
 
@@ -42,6 +55,25 @@ def test_pixels_are_those_of_the_device_path(augmentation: Augmentation, monkeyp
     assert torch.equal(found.masks, wanted.masks)
 
 
+@pytest.mark.parametrize(
+    "augmentation",
+    [
+        detection_augment(shift_px=9, scale=(1, 1), flip_top_bottom=True),
+        detection_augment(),
+        detection_augment(scale=(1, 1), mixup=0.5),
+        detection_augment(scale=(1, 1), hue=0, saturation=0, value=0),
+        segmentation_augment(),
+        Compiled(detection_augment(scale=(1, 1)), backend="eager"),
+        Pipeline([Geometry(flip_left_right=True), nn.Identity()]),
+    ],
+    ids=str,
+)
+def test_images_may_come_as_bytes(augmentation: Augmentation) -> None:
+    images, draws = (255 * _images(24)).to(torch.uint8), augmentation.draw(0, 0, range(24), 3)
+    found, wanted = augmentation(Layers(images), draws), augmentation(Layers(images / 255), draws)
+    assert torch.equal(found.images, wanted.images)
+
+
 @pytest.mark.parametrize("turn", [-3.0, -0.09, 0.0, 0.7, 3.0])
 @pytest.mark.parametrize(("saturation", "value"), [(1.0, 1.0), (0.0, 1.3), (1.7, 0.6), (2.0, 2.0)])
 def test_colours_are_those_of_the_way_through_hsv(turn: float, saturation: float, value: float) -> None:
@@ -51,18 +83,58 @@ def test_colours_are_those_of_the_way_through_hsv(turn: float, saturation: float
     changed = (hues, (saturations * saturation).clamp(0, 1), (values * value).clamp(0, 1))
     wanted = hsv_to_rgb(torch.stack(changed, dim=1))
     numbers = [torch.full((6, 1, 1), number) for number in (turn, saturation, value)]
-    torch.testing.assert_close(change_colours(images, *numbers), wanted, atol=1e-5, rtol=0)
+    for change in (change_colours, _change_planes):
+        torch.testing.assert_close(change(images, *numbers), wanted, atol=1e-5, rtol=0)
 
 
-def test_pieces_get_the_numbers_of_their_images() -> None:
-    images, factors = torch.ones(50, 3, 200, 200), torch.arange(50.0)
-    seen = []
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("padding", ["reflect", "zeros", "border"])
+@pytest.mark.parametrize("crop_px", [None, 31])
+def test_warps_are_those_of_the_device_path(
+    is_exact: bool, padding: Padding, crop_px: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warping, "_opencv_is_exact", lambda: is_exact)
+    geometry = Geometry(rotate_deg=180, scale=(0.3, 2), shear_deg=9, shift_px=40, padding=padding, crop_px=crop_px)
+    layers = Layers(_images(64, 37), torch.randint(0, 200, (64, 1, 37, 37), generator=_generator(), dtype=torch.uint8))
+    draws = geometry.draw(0, 0, range(64), 3)
+    found = geometry(layers, draws)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    wanted = geometry(layers, draws)
+    assert (found.images - wanted.images).abs().max() < GREY_LEVEL / 10
+    assert found.masks is not None
+    assert wanted.masks is not None
+    assert (found.masks == wanted.masks).float().mean() > 0.9995  # places midway between two pixels
 
-    def change(part: torch.Tensor, factor: torch.Tensor, nothing: None) -> torch.Tensor:
-        seen.append(len(part))
-        return part * factor.view(-1, 1, 1, 1)
 
-    changed = in_pieces(change, images, factors, None)
-    assert torch.equal(changed[:, 0, 0, 0], factors)
-    assert max(seen) == 1
-    assert len(seen) == 50
+def test_this_opencv_is_exact_and_one_of_32_steps_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert warping._opencv_is_exact.__wrapped__()  # else warps take three times as long
+    warp = warping._warp
+
+    def round_to_steps(plane: Array, matrix: Array, *args: Any, **kwargs: Any) -> None:
+        warp(plane, np.round(matrix * 32) / 32, *args, **kwargs)
+
+    monkeypatch.setattr(warping, "_warp", round_to_steps)
+    assert not warping._opencv_is_exact.__wrapped__()
+
+
+@pytest.mark.parametrize("values", [1, 2**18])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_sample_is_changed_once(threads: int, values: int) -> None:
+    before, done, used = torch.get_num_threads(), [], set()
+
+    def change(number: int) -> None:
+        done.append(number)
+        used.add(threading.get_ident())
+        if values > 1:
+            time.sleep(1e-3)
+
+    torch.set_num_threads(threads)
+    try:
+        change_each(change, torch.empty(50, values))
+        change_each(change, torch.empty(0, values))
+        with pytest.raises(ZeroDivisionError):
+            change_each(lambda number: 1 // (number - 7), torch.empty(50, values))
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == [*range(50)]
+    assert len(used) == (threads if values > 1 else 1)

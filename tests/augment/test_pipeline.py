@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.augment import ColourJitter, Foreign, Geometry, Layers, Photometry, Pipeline
+from lit_data.augment import ColourJitter, ExternalTransform, Geometry, Layers, Photometry, Pipeline
 from lit_data.errors import ConfigError
 
 
@@ -12,11 +12,11 @@ def test_steps_run_in_their_order_with_their_own_numbers() -> None:
     pipeline = Pipeline([*steps, ka.RandomHorizontalFlip()])
     layers = Layers(torch.rand(5, 3, 9, 9))
     draws = pipeline.draw(1, 2, np.arange(5), 3)
-    assert isinstance(pipeline.steps[3], Foreign)
+    assert isinstance(pipeline.steps[3], ExternalTransform)
     assert tuple(draws) == ("augment_geometry", "augment_colour", "augment_photometry", "augment_foreign")
     expected = layers
     for step in [*steps, pipeline.steps[3]]:
-        assert isinstance(step, Geometry | ColourJitter | Photometry | Foreign)
+        assert isinstance(step, Geometry | ColourJitter | Photometry | ExternalTransform)
         expected = step(expected, step.draw(1, 2, np.arange(5), 3))
     assert torch.equal(pipeline(layers, draws).images, expected.images)
 

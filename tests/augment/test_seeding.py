@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.augment.foreign import seeded
+from lit_data.augment.external import seeded
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,7 @@
 import kornia.augmentation as ka
 import pytest
 
-from lit_data.augment import Foreign, Geometry, StripeAugment, as_augmentation, stage_augmentations
+from lit_data.augment import ExternalTransform, Geometry, StripeAugment, as_augmentation, stage_augmentations
 from lit_data.errors import ConfigError
 
 
@@ -10,7 +10,7 @@ def test_what_becomes_an_augmentation() -> None:
     assert as_augmentation(None) is None
     assert as_augmentation(stripe) is stripe
     foreign = as_augmentation(flip)
-    assert isinstance(foreign, Foreign)
+    assert isinstance(foreign, ExternalTransform)
     assert flip in foreign.module.modules()
     with pytest.raises(ConfigError, match="'stripe' is not an augmentation: give one of lit_data"):
         as_augmentation("stripe")

@@ -34,4 +34,4 @@ def test_what_fails_is_a_row_of_the_table() -> None:
 
 def test_an_unknown_suite_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mosaics"]) == run([]) == 2
-    assert "suites: claims, ct, first, gan, gpu, mosaic, patches, predict, synthesis" in capsys.readouterr().err
+    assert "suites: claims, ct, first, gan, gpu, mosaic, patches, predict, shards, synthesis" in capsys.readouterr().err

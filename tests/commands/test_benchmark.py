@@ -12,8 +12,8 @@ import torch
 from omegaconf import DictConfig
 
 from lit_data.cli import main
-from lit_data.commands.benchmarks.compare import build_lanes
-from lit_data.commands.benchmarks.feeds import Lane, open_feed
+from lit_data.commands.benchmarks.compare import build_candidates
+from lit_data.commands.benchmarks.feeds import Candidate, open_feed
 from lit_data.commands.benchmarks.headroom import ReplayLoader
 from lit_data.commands.benchmarks.rows import COLUMNS, MEASURED, METHODS, OURS, Row
 from lit_data.commands.configuration.compose import compose
@@ -144,14 +144,14 @@ def cfg(tmp_path: Path) -> DictConfig:
     return compose("benchmark", [*TOY, *places])
 
 
-def _read_epoch(method: str, lane: Lane | str) -> Batch:
+def _read_epoch(method: str, candidate: Candidate | str) -> Batch:
     """One epoch of a row, sorted by sample."""
-    assert isinstance(lane, Lane)
+    assert isinstance(candidate, Candidate)
     row = Row(method, batch_size=5, num_workers=0 if method in ("inline", "device") else 2, micro_batch_size=2)
     if method not in ("textbook", *OURS):
         row = Row(method, 5, 2, 5)
-    with open_feed(row, lane, seed=3) as feed:
-        finished = (lane.finish(lane.plan(dict(batch))) for batch in feed)
+    with open_feed(row, candidate, seed=3) as feed:
+        finished = (candidate.finish(candidate.plan(dict(batch))) for batch in feed)
         batches = [{key: value.clone() for key, value in batch.items()} for batch in finished]
     joined = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
     order = joined["index"].argsort()
@@ -159,41 +159,41 @@ def _read_epoch(method: str, lane: Lane | str) -> Batch:
 
 
 def test_all_methods_give_the_same_samples(cfg: DictConfig) -> None:
-    lanes = build_lanes(cfg, list(METHODS[1:]), defects=True)
-    assert list(lanes) == list(METHODS[1:])
-    expected = _read_epoch("inline", lanes["inline"])
+    candidates = build_candidates(cfg, list(METHODS[1:]), defects=True)
+    assert list(candidates) == list(METHODS[1:])
+    expected = _read_epoch("inline", candidates["inline"])
     assert expected["mask"].any()
-    for method, lane in lanes.items():
-        batch = _read_epoch(method, lane)
+    for method, candidate in candidates.items():
+        batch = _read_epoch(method, candidate)
         assert torch.equal(batch["index"], expected["index"]), method
         assert torch.equal(batch["mask"], expected["mask"]), method
         assert (batch["image"] - expected["image"]).abs().max() <= 1 / 255, method
     for method in ("dataloader", "textbook", "thread", "process", "device"):
-        assert torch.equal(_read_epoch(method, lanes[method])["image"], expected["image"]), method
+        assert torch.equal(_read_epoch(method, candidates[method])["image"], expected["image"]), method
 
 
 def test_without_defects_all_methods_give_the_stored_samples(cfg: DictConfig) -> None:
-    lanes = build_lanes(cfg, list(METHODS), defects=False)
-    expected = _read_epoch("inline", lanes["inline"])
+    candidates = build_candidates(cfg, list(METHODS), defects=False)
+    expected = _read_epoch("inline", candidates["inline"])
     assert expected["image"].dtype == torch.uint8
     for method in ("original", "improved", "dataloader", "textbook", "thread", "process"):
-        assert torch.equal(_read_epoch(method, lanes[method])["image"], expected["image"]), method
-    copy = lanes["copy"]
-    assert isinstance(copy, Lane)
+        assert torch.equal(_read_epoch(method, candidates[method])["image"], expected["image"]), method
+    copy = candidates["copy"]
+    assert isinstance(copy, Candidate)
     assert torch.equal(copy.dataset, expected["image"])
 
 
 def test_an_experiment_on_the_device_is_compared_with_loaders_that_read_on_the_host(cfg: DictConfig) -> None:
     cfg.data.cache = "device"
-    lanes = build_lanes(cfg, ["dataloader", "device"], defects=True)
-    images = [_read_epoch(method, lane)["image"] for method, lane in lanes.items()]
+    candidates = build_candidates(cfg, ["dataloader", "device"], defects=True)
+    images = [_read_epoch(method, candidate)["image"] for method, candidate in candidates.items()]
     assert torch.equal(*images)
     del cfg.data.cache
-    lanes = build_lanes(cfg, ["device"], defects=True)
-    assert lanes == {"device": "the datamodule has no option cache"}
+    candidates = build_candidates(cfg, ["device"], defects=True)
+    assert candidates == {"device": "the datamodule has no option cache"}
 
 
 def test_an_empty_train_split_is_refused(cfg: DictConfig) -> None:
     cfg.data.splits, cfg.data.mask_splits = {"train": 0.0, "val": 0.5, "test": 0.5}, []
     with pytest.raises(ConfigError, match=r"^the train split holds no images to measure with: check data\.splits$"):
-        build_lanes(cfg, ["copy"], defects=False)
+        build_candidates(cfg, ["copy"], defects=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_data.commands.benchmarks.compare import Recommendation, apply, recommend
-from lit_data.commands.benchmarks.feeds import BareCopy, JoinedBatches, Lane, MicroBatchSampler, make_torch_loader
+from lit_data.commands.benchmarks.feeds import BareCopy, Candidate, JoinedBatches, MicroBatchSampler, make_torch_loader
 from lit_data.commands.benchmarks.headroom import TrainingClock
 from lit_data.commands.benchmarks.measure import Limits, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device, read_options
@@ -128,9 +128,9 @@ class Squares(torch.utils.data.Dataset[Batch]):
 
 
 def test_the_textbook_form_gives_the_batches_of_the_dataloader() -> None:
-    lane = Lane(dataset=Squares())
-    whole = list(make_torch_loader(Row("dataloader", 5, 0, 5), lane, seed=1))
-    joined = make_torch_loader(Row("textbook", 5, 0, 2), lane, seed=1)
+    candidate = Candidate(dataset=Squares())
+    whole = list(make_torch_loader(Row("dataloader", 5, 0, 5), candidate, seed=1))
+    joined = make_torch_loader(Row("textbook", 5, 0, 2), candidate, seed=1)
     assert isinstance(joined, JoinedBatches)
     for expected, batch in zip(whole, joined, strict=True):
         assert all(torch.equal(batch[key], expected[key]) for key in expected)
@@ -157,8 +157,10 @@ def test_the_bare_copy_gives_every_sample_once() -> None:
 def test_a_measurement_goes_on_over_epochs_until_it_has_its_samples() -> None:
     feed = [{"image": torch.zeros(4, 2)}, {"image": torch.zeros(3, 2)}]
     seen: list[int] = []
-    lane = Lane(dataset=None, plan=lambda batch: batch | {"n": torch.zeros(len(batch["image"]))}, finish=_note(seen))
-    lap = measure(feed, lane, limits=Limits(seconds=60, samples=15, warmup_batches=2), device=CPU)
+    candidate = Candidate(
+        dataset=None, plan=lambda batch: batch | {"n": torch.zeros(len(batch["image"]))}, finish=_note(seen)
+    )
+    lap = measure(feed, candidate, limits=Limits(seconds=60, samples=15, warmup_batches=2), device=CPU)
     assert seen == [4, 3, 4, 3, 4, 3, 4, 3][: len(seen)]
     assert len(seen) == 1 + 2 + 5
     assert lap.samples == sum(seen[3:]) == 17
@@ -170,14 +172,14 @@ def test_the_time_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(float(number) for number in range(100))
     monkeypatch.setattr("lit_data.commands.benchmarks.measure.time.perf_counter", lambda: next(ticks))
     feed = [{"image": torch.zeros(4, 2)}]
-    lap = measure(feed, Lane(dataset=None), limits=Limits(seconds=5, samples=None, warmup_batches=1), device=CPU)
+    lap = measure(feed, Candidate(dataset=None), limits=Limits(seconds=5, samples=None, warmup_batches=1), device=CPU)
     # Each batch reads the clock three times: before and after its transfer, and at its end.
     assert (lap.samples, lap.load_ms_mean, lap.load_ms_std) == (8, 3000.0, 0.0)
     assert lap.samples_per_s == pytest.approx(8 / 7)
     assert lap.first_batch_ms == 3000.0
     ticks = iter(float(number) for number in range(100))
     limits = Limits(seconds=5, samples=None, warmup_batches=1)
-    assert measure(feed, Lane(dataset=None), limits=limits, device=CPU, least_batches=6).samples == 24
+    assert measure(feed, Candidate(dataset=None), limits=limits, device=CPU, least_batches=6).samples == 24
 
 
 def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +195,12 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(monkeypatch: pyt
                 raise RuntimeError("Bus\nerror")
             yield from [{"image": torch.zeros(4)}] * 2
 
-    monkeypatch.setattr("lit_data.commands.benchmarks.feeds.make_torch_loader", lambda row, lane, seed: Feed(row))
+    monkeypatch.setattr("lit_data.commands.benchmarks.feeds.make_torch_loader", lambda row, candidate, seed: Feed(row))
     rows = [Row(method, 4, 0, 4) for method in ("original", "textbook", "dataloader", "improved")]
-    lanes: dict[str, Lane | str] = {row.method: Lane(dataset=None) for row in rows}
-    lanes["improved"] = "there is none"
+    candidates: dict[str, Candidate | str] = {row.method: Candidate(dataset=None) for row in rows}
+    candidates["improved"] = "there is none"
     limits = Limits(seconds=60, samples=4, warmup_batches=1)
-    results = measure_rows(rows, lanes, repeats=2, limits=limits, device=CPU, seed=0)
+    results = measure_rows(rows, candidates, repeats=2, limits=limits, device=CPU, seed=0)
     assert [len(result.laps) for result in results] == [2, 0, 2, 0]
     assert [result.note for result in results] == ["", "not available: Bus error", "", "not available: there is none"]
     assert [name for n, name in enumerate(order) if name != order[n - 1]] == [
@@ -212,7 +214,7 @@ def test_it_is_an_error_when_no_row_can_be_measured() -> None:
     with pytest.raises(
         DataError, match=r"^the loader gave no batch: is data\.loader\.drop_last set, and the batch larger than"
     ):
-        measure_rows([ROW], {"dataloader": Lane(dataset=_Empty())}, repeats=1, limits=limits, device=CPU, seed=0)
+        measure_rows([ROW], {"dataloader": Candidate(dataset=_Empty())}, repeats=1, limits=limits, device=CPU, seed=0)
 
 
 class _Empty(Squares):

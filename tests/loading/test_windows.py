@@ -1,5 +1,8 @@
 """Orders that are random among a few runs of samples at a time."""
 
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +108,55 @@ def test_a_dataset_that_says_nothing_is_refused() -> None:
 
 
 def test_patches_of_an_image_come_close_to_each_other(tmp_path: Path) -> None:
-    def run(**options: Any) -> list[int]:
-        loader = LoaderOptions(batch_size=8, num_workers=0, locality="image", window_bytes=2 * 3 * 192 * 256)
-        samples = {"count": 24}
-        data = InspectionDataModule(samples=samples, patch_px=64, loader=loader, cache_dir=str(tmp_path), **options)
+    close = LoaderOptions(locality="image", window_bytes=2 * 3 * 192 * 256)
+
+    def run(loader: LoaderOptions = close, **options: Any) -> list[int]:
+        loader = replace(loader, batch_size=8, num_workers=0)
+        data = InspectionDataModule(
+            samples={"count": 24},
+            patch_px=64,
+            loader=loader,
+            cache_dir=str(tmp_path),
+            sampling=SamplingOptions(**options),
+        )
         data.prepare_data()
         data.setup("fit")
         return torch.cat([batch["image_index"] for batch in data.train_dataloader()]).tolist()
 
+    def find_spans(images: list[int]) -> list[int]:
+        places = [[n for n, i in enumerate(images) if i == k] for k in set(images)]
+        return [max(place) - min(place) for place in places]
+
     images = run()
-    spans = [max(places) - min(places) for places in ([n for n, i in enumerate(images) if i == k] for k in set(images))]
-    assert len(images) == 12 * len(spans)
-    assert max(spans) < 3 * 12 + 12
-    with pytest.raises(ConfigError, match="or takes them from anywhere"):
-        run(sampling=SamplingOptions(positives=0.5))
+    assert len(images) == 12 * len(find_spans(images))
+    assert max(find_spans(images)) < 3 * 12 + 12
+    mixed, chosen = run(LoaderOptions(locality="none"), positives=0.5), run(positives=0.5)
+    assert sorted(chosen) == sorted(mixed)  # the same samples in another order
+    most = max(Counter(chosen).values())
+    assert max(find_spans(chosen)) < 4 * most < max(find_spans(mixed))
+    with pytest.raises(ConfigError, match=r"or takes parts of them from anywhere \(sampling.paste\)"):
+        run(paste=0.5)
+
+
+def test_windows_that_grow_begin_with_one_run() -> None:
+    nbytes = np.full(40, 10)
+    windows = Windows(SampleRuns(np.arange(1, 41) * 3, nbytes, most_bytes=85), 1000)
+    assert windows.window_bytes == 85
+    run = windows.at(np.arange(120), 5, 1) // 3
+    assert sorted(run.tolist()) == sorted([*range(40)] * 3)
+    edges = [0, 1, 3, 7, 16, 24]  # of runs of 10 bytes: 10, 20, 40, and then windows of 85 bytes
+    for begin, end in pairwise(edges):
+        assert len(set(run[3 * begin : 3 * end].tolist())) == end - begin
+
+
+def test_runs_may_change_with_the_epoch() -> None:
+    def find_runs(epoch: int) -> SampleRuns:
+        samples = np.random.default_rng(epoch).permutation(60)
+        return SampleRuns(np.array([20, 40, 60]), np.full(3, 10), samples)
+
+    windows = Windows(find_runs, 10)
+    for epoch in (0, 1, 0):
+        found = windows.at(np.arange(60), 5, epoch)
+        assert sorted(found.tolist()) == list(range(60))
+        wanted = [set(part.tolist()) for part in np.split(find_runs(epoch).samples, 3)]
+        assert all(set(part.tolist()) in wanted for part in np.split(found, 3))

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_data.commands.benchmarks.feeds import Lane
+from lit_data.commands.benchmarks.feeds import Candidate
 from lit_data.commands.benchmarks.measure import Limits, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
 from lit_data.commands.benchmarks.rows import (
@@ -169,17 +169,19 @@ def run_loaders(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
 def _compete_until(
     cfg: DictConfig, options: BenchmarkOptions, methods: list[str], *, finishes: bool, name: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    lanes = build_lanes(cfg, methods, defects=options.defects, finish=finishes)
+    candidates = build_candidates(cfg, methods, defects=options.defects, finish=finishes)
     until = "until they are cast on the device" if finishes else "until they leave the host, what loading itself costs"
     what = f"with defects, {until}" if options.defects else "as stored"
-    return compete(cfg, options, choose_device(options.device), lanes, f"{cfg.name}: training samples {what}", name)
+    return compete(
+        cfg, options, choose_device(options.device), candidates, f"{cfg.name}: training samples {what}", name
+    )
 
 
 def compete(
     cfg: DictConfig,
     options: BenchmarkOptions,
     device: torch.device,
-    lanes: Mapping[str, Lane | str],
+    candidates: Mapping[str, Candidate | str],
     title: str,
     name: str = "benchmark",
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -189,7 +191,7 @@ def compete(
         cfg: The configuration: the run folder, the seed.
         options: Sizes and repeats.
         device: Where batches go.
-        lanes: For each method where its samples come from, or why it cannot be measured.
+        candidates: For each method where its samples come from, or why it cannot be measured.
         title: Of the table and the picture.
         name: Of their files.
 
@@ -197,7 +199,7 @@ def compete(
         The lines of the table, and metrics.
     """
     rows = list_rows(
-        list(lanes),
+        list(candidates),
         workers=options.workers or [count_cores()],
         micro_batch_sizes=options.micro_batch_sizes,
         batch_sizes=options.batch_sizes,
@@ -206,7 +208,7 @@ def compete(
         seconds=options.seconds_per_row, samples=options.samples_per_row, warmup_batches=options.warmup_batches
     )
     results: list[Result] = measure_rows(
-        rows, lanes, repeats=options.repeats, limits=limits, device=device, seed=cfg.seed
+        rows, candidates, repeats=options.repeats, limits=limits, device=device, seed=cfg.seed
     )
     lines, folder = tabulate(results), Path(cfg.paths.run)
     write_lines(lines, COLUMNS, folder / f"{name}.csv")
@@ -234,7 +236,9 @@ def _describe(line: Line) -> str:
     return f"{NAMES[line['method']]}\n{workers}{micro}"
 
 
-def build_lanes(cfg: DictConfig, methods: list[str], *, defects: bool, finish: bool = True) -> dict[str, Lane | str]:
+def build_candidates(
+    cfg: DictConfig, methods: list[str], *, defects: bool, finish: bool = True
+) -> dict[str, Candidate | str]:
     """Where the samples of each method come from.
 
     Augmentation is left out: it is the same work for every loader, and a GPU does it.
@@ -253,30 +257,30 @@ def build_lanes(cfg: DictConfig, methods: list[str], *, defects: bool, finish: b
     datamodule = _open_datamodule(cfg, backend=backend)
     if not len(datamodule.dataset("train")):
         raise ConfigError("the train split holds no images to measure with: check data.splits")
-    lanes: dict[str, Lane | str] = {}
+    candidates: dict[str, Candidate | str] = {}
     baselines = datamodule.baseline_datasets("train", finished=defects)
     for method in sorted(methods, key=METHODS.index):
         if method == "device":
-            lanes[method] = _open_device_lane(cfg, finished=finished)
+            candidates[method] = _open_device_candidate(cfg, finished=finished)
         elif method == "copy":
-            lanes[method] = Lane(dataset=_gather_samples(datamodule.dataset("train")))
+            candidates[method] = Candidate(dataset=_gather_samples(datamodule.dataset("train")))
         elif method not in ("original", "improved"):
-            lanes[method] = _make_lane(datamodule, finished=finished)
+            candidates[method] = _make_candidate(datamodule, finished=finished)
         elif method in baselines:
-            lanes[method] = _make_baseline_lane(baselines[method])
+            candidates[method] = _make_baseline_candidate(baselines[method])
         else:
-            lanes[method] = f"{type(datamodule).__name__} has no such baseline"
-    return lanes
+            candidates[method] = f"{type(datamodule).__name__} has no such baseline"
+    return candidates
 
 
-def _make_baseline_lane(dataset: Any) -> Lane:  # noqa: ANN401 - a dataset, perhaps one that can be warmed up
+def _make_baseline_candidate(dataset: Any) -> Candidate:  # noqa: ANN401 - a dataset, perhaps one that can be warmed up
     warm_up = getattr(dataset, "warm_up", None)
     if warm_up is not None:
         warm_up()
-    return Lane(dataset=dataset, forked=warm_up is not None)
+    return Candidate(dataset=dataset, forked=warm_up is not None)
 
 
-def _open_device_lane(cfg: DictConfig, *, finished: bool) -> Lane | str:
+def _open_device_candidate(cfg: DictConfig, *, finished: bool) -> Candidate | str:
     if not finished:
         return "patches are cut when a batch is finished: measure with benchmark.defects=true benchmark.finish=true"
     if "cache" not in cfg.data:
@@ -285,7 +289,7 @@ def _open_device_lane(cfg: DictConfig, *, finished: bool) -> Lane | str:
         datamodule = _open_datamodule(cfg, cache="device")
     except ConfigError as error:
         return str(error)
-    return _make_lane(datamodule, finished=True)
+    return _make_candidate(datamodule, finished=True)
 
 
 def _open_datamodule(cfg: DictConfig, *, cache: str | None = None, backend: str | None = None) -> BaseDataModule:
@@ -302,12 +306,12 @@ def _open_datamodule(cfg: DictConfig, *, cache: str | None = None, backend: str 
     return datamodule
 
 
-def _make_lane(datamodule: BaseDataModule, *, finished: bool) -> Lane:
+def _make_candidate(datamodule: BaseDataModule, *, finished: bool) -> Candidate:
     """The decoded samples, and the datamodule's own hooks after the loader."""
     dataset = datamodule.dataset("train")
     if not finished:
-        return Lane(dataset=dataset, options=datamodule.loader)
-    return Lane(
+        return Candidate(dataset=dataset, options=datamodule.loader)
+    return Candidate(
         dataset=dataset,
         options=datamodule.loader,
         plan=lambda batch: datamodule.plan_batch(batch, "train"),
@@ -353,7 +357,7 @@ def run_collate(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Compare ways to make batches; see `lit_data.commands.benchmark.run`."""
     device = choose_device(options.device)
     dataset = SamplesInMemory(options.samples_in_memory, options.sample_shape)
-    lanes = {method: _UNAVAILABLE.get(method) or Lane(dataset=dataset) for method in options.methods}
+    candidates = {method: _UNAVAILABLE.get(method) or Candidate(dataset=dataset) for method in options.methods}
     shape = "x".join(map(str, options.sample_shape))
-    _, metrics = compete(cfg, options, device, lanes, f"batches of {shape} uint8 samples in memory")
+    _, metrics = compete(cfg, options, device, candidates, f"batches of {shape} uint8 samples in memory")
     return metrics

@@ -27,7 +27,7 @@ def keep(batch: Batch) -> Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Candidate:
     """What the rows of one method read, and what happens to a batch after its loader.
 
     Args:
@@ -46,31 +46,31 @@ class Lane:
 
 
 @contextmanager
-def open_feed(row: Row, lane: Lane, *, seed: int) -> Iterator[Iterable[Batch]]:
+def open_feed(row: Row, candidate: Candidate, *, seed: int) -> Iterator[Iterable[Batch]]:
     """An iterable of batches, shuffled, an epoch long; its workers end with the block.
 
     Args:
         row: Method and sizes.
-        lane: Where samples come from.
+        candidate: Where samples come from.
         seed: Of the order.
 
     Raises:
         ConfigError: The loader refuses the row.
     """
     if row.method == "copy":
-        yield BareCopy(lane.dataset, row, seed)
+        yield BareCopy(candidate.dataset, row, seed)
     elif row.method in OURS:
-        with closing(MicroBatchLoader(lane.dataset, _make_options(row, lane, seed), shuffle=True)) as loader:
+        with closing(MicroBatchLoader(candidate.dataset, _make_options(row, candidate, seed), shuffle=True)) as loader:
             yield loader
     else:
-        yield make_torch_loader(row, lane, seed=seed)
+        yield make_torch_loader(row, candidate, seed=seed)
 
 
-def make_torch_loader(row: Row, lane: Lane, *, seed: int) -> Iterable[Batch]:
+def make_torch_loader(row: Row, candidate: Candidate, *, seed: int) -> Iterable[Batch]:
     """A torch DataLoader as its users set it up: workers that stay, pinned memory where there is CUDA."""
-    sampler = MicroBatchSampler(len(lane.dataset), row, seed)
+    sampler = MicroBatchSampler(len(candidate.dataset), row, seed)
     in_batch = -(-row.batch_size // row.micro_batch_size)
-    dataset: Any = lane.dataset if hasattr(lane.dataset, "__getitem__") else SingleSamples(lane.dataset)
+    dataset: Any = candidate.dataset if hasattr(candidate.dataset, "__getitem__") else SingleSamples(candidate.dataset)
     loader: DataLoader[Batch] = DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -78,7 +78,7 @@ def make_torch_loader(row: Row, lane: Lane, *, seed: int) -> Iterable[Batch]:
         persistent_workers=row.num_workers > 0,
         prefetch_factor=2 * in_batch if row.num_workers else None,
         pin_memory=torch.cuda.is_available(),
-        multiprocessing_context=_choose_context(lane) if row.num_workers else None,
+        multiprocessing_context=_choose_context(candidate) if row.num_workers else None,
     )
     return JoinedBatches(loader, row.batch_size) if row.method == "textbook" else loader
 
@@ -139,9 +139,9 @@ class BareCopy:
                 yield {"image": ahead.popleft().result()}
 
 
-def _make_options(row: Row, lane: Lane, seed: int) -> LoaderOptions:
+def _make_options(row: Row, candidate: Candidate, seed: int) -> LoaderOptions:
     return replace(
-        lane.options,
+        candidate.options,
         batch_size=row.batch_size,
         micro_batch_size=row.micro_batch_size,
         num_workers=row.num_workers,
@@ -150,8 +150,8 @@ def _make_options(row: Row, lane: Lane, seed: int) -> LoaderOptions:
     )
 
 
-def _choose_context(lane: Lane) -> str | None:
-    return "fork" if lane.forked and "fork" in multiprocessing.get_all_start_methods() else None
+def _choose_context(candidate: Candidate) -> str | None:
+    return "fork" if candidate.forked and "fork" in multiprocessing.get_all_start_methods() else None
 
 
 def _join(parts: list[Batch]) -> Batch:

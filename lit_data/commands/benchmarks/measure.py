@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from lit_data.batch_form import count_samples
-from lit_data.commands.benchmarks.feeds import Lane, open_feed
+from lit_data.commands.benchmarks.feeds import Candidate, open_feed
 from lit_data.commands.benchmarks.rows import Lap, Result, Row
 from lit_data.errors import DataError, LitDataError
 from lit_data.io.progress import track
@@ -40,7 +40,7 @@ class Limits:
 
 def measure_rows(
     rows: Sequence[Row],
-    lanes: Mapping[str, Lane | str],
+    candidates: Mapping[str, Candidate | str],
     *,
     repeats: int,
     limits: Limits,
@@ -51,7 +51,7 @@ def measure_rows(
 
     Args:
         rows: What to measure.
-        lanes: For each method where its samples come from, or why it cannot be measured.
+        candidates: For each method where its samples come from, or why it cannot be measured.
         repeats: How often.
         limits: How long each time.
         device: Where batches go.
@@ -67,15 +67,15 @@ def measure_rows(
     failures: list[Exception] = []
     rounds = list(chain.from_iterable(repeat(results, repeats)))
     for result in track(rounds, "measuring", len(rounds)):
-        lane = lanes[result.row.method]
-        if isinstance(lane, str):
-            result.note = f"not available: {lane}"
+        candidate = candidates[result.row.method]
+        if isinstance(candidate, str):
+            result.note = f"not available: {candidate}"
         elif not result.note:
             try:
-                with open_feed(result.row, lane, seed=seed) as feed:
+                with open_feed(result.row, candidate, seed=seed) as feed:
                     # Batches of workers that run in step arrive together: count whole rounds of them.
                     least = 2 * max(1, result.row.num_workers)
-                    result.laps.append(measure(feed, lane, limits=limits, device=device, least_batches=least))
+                    result.laps.append(measure(feed, candidate, limits=limits, device=device, least_batches=least))
             except (LitDataError, RuntimeError) as error:  # RuntimeError: what torch's loader raises, and CUDA
                 log.debug("%s", result.row, exc_info=True)
                 result.note, result.laps = f"not available: {' '.join(str(error).split())}", []
@@ -86,26 +86,28 @@ def measure_rows(
 
 
 @torch.no_grad()
-def measure(feed: Iterable[Batch], lane: Lane, *, limits: Limits, device: torch.device, least_batches: int = 1) -> Lap:
+def measure(
+    feed: Iterable[Batch], candidate: Candidate, *, limits: Limits, device: torch.device, least_batches: int = 1
+) -> Lap:
     """Measure one loader, from the start of its workers on.
 
     Args:
         feed: The loader.
-        lane: What happens to its batches.
+        candidate: What happens to its batches.
         limits: How long.
         device: Where batches go.
         least_batches: Batches to measure, also where they take longer.
     """
     began_s = time.perf_counter()
     batches = _repeat_epochs(feed)
-    _take(batches, lane, device, timed=True)
+    _take(batches, candidate, device, timed=True)
     first_batch_s = time.perf_counter() - began_s
-    transfers_s = [_take(batches, lane, device, timed=True)[1] for _ in range(limits.warmup_batches)]
+    transfers_s = [_take(batches, candidate, device, timed=True)[1] for _ in range(limits.warmup_batches)]
     samples, loads_s, most_samples = 0, list[float](), limits.samples or math.inf
     began_s, cpu_s, thread_s = time.perf_counter(), time.process_time(), time.thread_time()
     now_s = began_s
     while (now_s - began_s < limits.seconds or len(loads_s) < least_batches) and samples < most_samples:
-        samples += _take(batches, lane, device, timed=False)[0]
+        samples += _take(batches, candidate, device, timed=False)[0]
         loads_s.append(time.perf_counter() - now_s)
         now_s += loads_s[-1]
     seconds = read_clock(device) - began_s
@@ -144,11 +146,11 @@ def _repeat_epochs(feed: Iterable[Batch]) -> Iterator[Batch]:
             )
 
 
-def _take(batches: Iterator[Batch], lane: Lane, device: torch.device, *, timed: bool) -> tuple[int, float]:
+def _take(batches: Iterator[Batch], candidate: Candidate, device: torch.device, *, timed: bool) -> tuple[int, float]:
     """Samples of the next batch, loaded and finished, and the seconds of its transfer if they are wanted."""
-    batch = lane.plan(next(batches))
+    batch = candidate.plan(next(batches))
     began_s = time.perf_counter()
     batch = {key: value.to(device, non_blocking=True) for key, value in batch.items()}
     transfer_s = (read_clock(device) if timed else time.perf_counter()) - began_s
-    finished = lane.finish(batch)
+    finished = candidate.finish(batch)
     return count_samples(finished), transfer_s

@@ -44,14 +44,14 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
         notes: Gets a sentence for each file that cannot be used.
     """
     config, hydra = (_read_yaml(folder / ".hydra" / name, notes) for name in ("config.yaml", "hydra.yaml"))
-    hydra = _as_dict(hydra.get("hydra"))
-    words = _as_dict(hydra.get("overrides")).get("task")
+    hydra = as_dict(hydra.get("hydra"))
+    words = as_dict(hydra.get("overrides")).get("task")
     overrides = [str(word) for word in words] if isinstance(words, list) else []
     masker.mask_tree(config)  # learn before anything is shown: the same secret may stand in a reference or an override
     resolver = _Resolver(config, hydra)
     resolved = {key: resolver.resolve(value, _DEEPEST) for key, value in config.items()}
     masked = tuple(map(masker.mask_text, overrides))
-    choices = {str(k): str(v) for k, v in _as_dict(_as_dict(hydra.get("runtime")).get("choices")).items()}
+    choices = {str(k): str(v) for k, v in as_dict(as_dict(hydra.get("runtime")).get("choices")).items()}
     command = ["python", "-m", "lit_data", str(config.get("command", "fit")), *find_config_dir(hydra)]
     line = shlex.join([*map(masker.mask_text, command), *masked])
     return Settings(masker.mask_tree(resolved), masked, choices, line if overrides or config else "")
@@ -80,14 +80,14 @@ def _read_yaml(path: Path, notes: list[str]) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         notes.append(f"{path.parent.name}/{path.name} cannot be read: {str(error).splitlines()[0]}")
     else:
-        return _as_dict(found)
+        return as_dict(found)
     return {}
 
 
 def find_config_dir(hydra: Mapping[str, Any]) -> list[str]:
     """The options of the command line that name the user's own folders of configurations."""
-    sources = _as_dict(hydra.get("runtime")).get("config_sources")
-    entries = [_as_dict(entry) for entry in sources] if isinstance(sources, list) else []
+    sources = as_dict(hydra.get("runtime")).get("config_sources")
+    entries = [as_dict(entry) for entry in sources] if isinstance(sources, list) else []
     return [
         word
         for entry in entries
@@ -133,5 +133,6 @@ def _select(key: str, config: Mapping[str, Any], hydra: Mapping[str, Any]) -> An
     return node
 
 
-def _as_dict(node: Any) -> dict[str, Any]:  # noqa: ANN401
+def as_dict(node: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A node of YAML that is a mapping; an empty one for any other."""
     return node if isinstance(node, dict) else {}

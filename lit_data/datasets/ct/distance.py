@@ -2,8 +2,9 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from lit_data.io.temp import sweep
 from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.sparse import SparseVolume
 
-_SLAB_VOXELS: Final = 2**23  # measured at once: scipy needs about 30 bytes for each
+_SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
 
 Mask = NDArray[np.bool_]
 Distances = NDArray[np.float32]
@@ -35,7 +36,7 @@ def measure_signed(occupied: Mask, spacing_mm: tuple[float, float, float], most_
         [Z, Y, X] float32 mm.
 
     Raises:
-        ConfigError: scipy is not installed.
+        ConfigError: The package edt is not installed.
     """
     inside = measure_depth(occupied, spacing_mm, most_mm)
     return np.where(occupied, -inside, measure_depth(~occupied, spacing_mm, most_mm))
@@ -45,10 +46,9 @@ def measure_depth(occupied: Mask, spacing_mm: tuple[float, float, float], most_m
     """Distance of each occupied voxel to the nearest free one, 0 for free ones; see `measure_signed`."""
     transform = _import_transform()
     depth, box = np.zeros(occupied.shape, np.float32), _find_box(occupied)
-    part = occupied[box]
-    depth[box] = (
-        most_mm if part.all() else np.minimum(transform.distance_transform_edt(part, sampling=spacing_mm), most_mm)
-    )
+    if (part := occupied[box]).size:
+        found = transform(np.ascontiguousarray(part), anisotropy=spacing_mm, black_border=False)
+        depth[box] = np.minimum(found, np.float32(most_mm))  # infinite where nothing is free
     return depth
 
 
@@ -106,15 +106,17 @@ def _find_box(occupied: Mask) -> tuple[slice, ...]:
     return tuple(box)
 
 
-def _import_transform() -> Any:  # noqa: ANN401 - a module without types
+def _import_transform() -> Callable[..., Distances]:
+    """Exact, by parabolas along one axis after the other: a tenth of the time and a fifth of the memory of scipy's."""
     try:
-        from scipy import ndimage
+        from edt import edt
     except ImportError as error:
-        raise ConfigError("signed distances need scipy: pip install scipy, or set data.sdf=null") from error
-    return ndimage
+        raise ConfigError("signed distances need edt: pip install edt, or set data.sdf=null") from error
+    transform: Callable[..., Distances] = edt
+    return transform
 
 
-FORMAT_VERSION = 1  # raise it with every change of a distance
+FORMAT_VERSION = 2  # raise it with every change of a distance
 
 
 class PointDistances:

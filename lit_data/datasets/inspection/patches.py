@@ -1,6 +1,6 @@
 """Patches of single images: more of those that show a defect, none that show nothing, also beside the grid."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -150,9 +150,14 @@ class InspectionDataset(StripeDataset):
 
     @property
     @override
-    def runs(self) -> SampleRuns | None:
-        """See `StripeDataset`; none where `sampling` takes patches from anywhere."""
-        return None if self._pools or self._leaves_out else super().runs
+    def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
+        """See `StripeDataset`; anew in each epoch where `sampling` chooses patches, none where it pastes defects."""
+        if len(self._donors):
+            return None
+        return self._find_runs if self._pools or self._leaves_out else super().runs
+
+    def _find_runs(self, epoch: int) -> SampleRuns:
+        return self._group_runs(self._locate(self.choose(np.arange(len(self)), epoch))[0])
 
     def choose(self, indices: Ints, epoch: int) -> Ints:
         """[M] the patch of each sample in an epoch."""

@@ -12,7 +12,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.store.kept import keep_found
-from lit_data.io.store.store import DecodedStore
+from lit_data.io.store.store import StoredImages
 from lit_data.rng import Stream, uniform
 from lit_data.types import Array
 
@@ -72,7 +72,7 @@ def group_by_name(names: Sequence[str], pattern: str) -> Ints:
 
 def group_equal(bank: ImageBank) -> Ints:
     """[n] number of the group of images whose files are equal to the byte; without a store each is its own."""
-    if not isinstance(bank, DecodedStore):
+    if not isinstance(bank, StoredImages):
         return np.arange(len(bank))
     return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
 
@@ -87,8 +87,16 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
         bank: The images; each is read once.
         folder: Where the small pictures are kept for the next run; None keeps nothing.
     """
-    small = keep_found(folder, bank, (), "details", lambda: {"pixel": _find_details(bank)}, np.float32)["pixel"]
-    details = small.reshape(len(bank), -1) - small.reshape(len(bank), -1).mean(0)
+    if (known := getattr(bank, "similar", None)) is not None:  # of a set of shards it was found out when it was made
+        return np.asarray(known, np.int64)
+    small = keep_found(folder, bank, (), "details", lambda: {"pixel": find_details(bank)}, np.float32)["pixel"]
+    return group_details(small)
+
+
+def group_details(small: Array) -> Ints:
+    """As `group_similar`, of what `find_details` found of all images."""
+    count = len(small) // _SIDE_PX**2
+    details = small.reshape(count, -1) - small.reshape(count, -1).mean(0)
     norms = np.linalg.norm(details, axis=1)
     told = np.flatnonzero(norms > _LEAST * _SIDE_PX)
     unit = details[told] / norms[told, None]
@@ -96,7 +104,7 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
     for bucket in _sort_into_buckets(unit):
         near = np.argwhere(np.triu(unit[bucket] @ unit[bucket].T > SIMILAR, 1))
         pairs.append(told[bucket][near])
-    return _connect(len(bank), np.concatenate(pairs))
+    return _connect(count, np.concatenate(pairs))
 
 
 def join_groups(*labels: Ints) -> Ints:
@@ -123,8 +131,8 @@ def _connect(count: int, pairs: Ints) -> Ints:
     return labels
 
 
-def _find_details(bank: ImageBank) -> Array:
-    """[n * 32 * 32] float32 in grey levels of 255."""
+def find_details(bank: ImageBank) -> Array:
+    """Small pictures of the images, without their slow changes: [n * 32 * 32] float32 in grey levels of 255."""
     import cv2
 
     scale = 255.0 / np.iinfo(bank.dtype.name).max if bank.dtype.kind == "u" else 1.0

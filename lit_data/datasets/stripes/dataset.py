@@ -1,6 +1,6 @@
 """`StripeDataset`: patches of inspection images, cut from decoded pixels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,15 +10,18 @@ from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.errors import DataError, show_path
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_patches
+from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.io.store.store import DecodedStore
-from lit_data.types import Array, FieldSpec, SampleRuns
+from lit_data.io.store.store import StoredImages
+from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns
 
 if TYPE_CHECKING:
     import torch
 
 FIXED: Final = ("bank", "grid", "masks", "images", "_ends", "_shifts")
 """What copies in worker processes share."""
+_PLACED: Final = 2**16
+Ints = NDArray[np.int64]
 
 
 class StripeDataset:
@@ -82,14 +85,65 @@ class StripeDataset:
         return height + 2 * above, width + 2 * left
 
     @property
-    def runs(self) -> SampleRuns | None:
-        """The patches of each image, for an order by windows; none where they are cut elsewhere."""
+    def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
+        """The patches of each image or shard, for an order by windows; none where they are cut elsewhere."""
         if not self.pixels:
             return None
-        areas = self.bank.heights_px[self.images] * self.bank.widths_px[self.images]
+        bank = self.bank
+        if isinstance(bank, ShardedStore):  # images of a split lie in the order of the shards
+            last = np.flatnonzero(np.diff(bank.shard_of[self.images], append=-1))
+            ends, nbytes = self._ends[last], bank.count_bytes(self.images[last])
+        else:
+            ends, nbytes = self._ends, self._count_bytes(self.images)
+        has = np.diff(ends, prepend=0) > 0
+        return SampleRuns(ends[has], nbytes[has], most_bytes=self._window_bytes)
+
+    def _group_runs(self, split_images: Ints) -> SampleRuns:
+        """Samples by what they are read from: images, or the shards that hold them.
+
+        Args:
+            split_images: [n] number in the split of the image of each sample.
+        """
+        bank, images = self.bank, self.images[split_images]
+        group = bank.shard_of[images] if isinstance(bank, ShardedStore) else split_images
+        order = np.argsort(group, kind="stable")
+        firsts = np.unique(group[order], return_index=True)[1]
+        one = images[order[firsts]]
+        nbytes = bank.count_bytes(one) if isinstance(bank, ShardedStore) else self._count_bytes(one)
+        return SampleRuns(np.append(firsts[1:], len(order)), nbytes, order, self._window_bytes)
+
+    def _count_bytes(self, images: Ints) -> Ints:
+        """[n] bytes of images, with their masks."""
         item_bytes = self.bank.channels * self.bank.dtype.itemsize + (self.masks is not None)
-        has = np.diff(self._ends, prepend=0) > 0
-        return SampleRuns(self._ends[has], (areas * item_bytes)[has])
+        nbytes: Ints = self.bank.heights_px[images] * self.bank.widths_px[images] * item_bytes
+        return nbytes
+
+    @property
+    def _window_bytes(self) -> int | None:
+        return self.bank.window_bytes if isinstance(self.bank, ShardedStore) else None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the images come in shards."""
+        return isinstance(self.bank, ShardedStore) and self.pixels
+
+    @property
+    def needs_windows(self) -> bool:
+        """Whether the images come in shards that have no room here all at once."""
+        return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.fits
+
+    def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
+        """Begin to fetch the shards that samples of an epoch need; nothing where the images are here.
+
+        Args:
+            indices: Gives the samples, in their order.
+            epoch: The epoch they are read for.
+        """
+        if not isinstance(self.bank, ShardedStore) or not self.pixels:
+            return None
+        samples = indices()
+        parts = [self._place(samples[at : at + _PLACED], epoch)[2] for at in range(0, len(samples), _PLACED)]
+        return self.bank.look_ahead(np.concatenate(parts)) if parts else None
 
     def set_epoch(self, epoch: int) -> None:
         """Stamp samples read by `__getitem__` with this epoch from now on."""
@@ -165,7 +219,7 @@ class StripeDataset:
             StoreCorruptError: It was.
         """
         for bank in (self.bank, self.masks):
-            if isinstance(bank, DecodedStore):
+            if isinstance(bank, StoredImages):
                 bank.check_size()
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:

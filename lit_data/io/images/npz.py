@@ -177,5 +177,6 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     with naming(member.filename), archive.open(member) as stream:
         read_array_header(stream, member.file_size)
         stream.seek(0)
-        array: Array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
+        with NPY_LOCK:
+            array: Array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
         return array

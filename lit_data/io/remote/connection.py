@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -112,6 +113,24 @@ class Connection(ABC):
         pulse = _Pulse(tell)
         await _while_alive(self.call("get_file", self.place(name), str(path), callback=pulse), pulse, self.options)
 
+    async def put(self, path: Path, name: str) -> None:
+        """Copy a local file to the server, whole.
+
+        Raises:
+            DataError: It may not be written there.
+        """
+        await self.insist(lambda: self.call("put_file", str(path), self.place(name)), name)
+
+    async def list_sizes(self, folder: str) -> dict[str, int]:
+        """Size in bytes of each file of a folder below the root, by its path below that folder."""
+        root = self.place(folder)
+        found: dict[str, Any] = await self.insist(lambda: self.call("find", root, detail=True), folder)
+        return {
+            path.removeprefix(root).removeprefix("/"): info["size"]
+            for path, info in found.items()
+            if info["type"] == "file" and path != root
+        }
+
     @abstractmethod
     def place(self, name: str) -> str:
         """A file as the file system names it."""
@@ -168,18 +187,32 @@ async def _while_alive(read: Awaitable[None], pulse: _Pulse, options: RemoteOpti
     await task
 
 
+_keepers: set[object] = set()
+_levels_before: dict[str, int] = {}
+_quieting = threading.Lock()
+
+
 @contextmanager
 def quiet_clients() -> Iterator[None]:
-    """Keep clients from logging requests, whose headers hold tokens, also where everything else is logged."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(max(logger.level, logging.WARNING))
+    """Keep clients from logging requests, whose headers hold tokens, also where everything else is logged.
+
+    Several threads may ask for it: it ends with the last of them.
+    """
+    keeper = object()
+    with _quieting:
+        if not _keepers:
+            _levels_before.update((name, logging.getLogger(name).level) for name in _TALKATIVE)
+            for name, level in _levels_before.items():
+                logging.getLogger(name).setLevel(max(level, logging.WARNING))
+        _keepers.add(keeper)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        with _quieting:
+            _keepers.discard(keeper)
+            if not _keepers:
+                for name, level in _levels_before.items():
+                    logging.getLogger(name).setLevel(level)
 
 
 def _find_class(scheme: str) -> Any:  # noqa: ANN401 - fsspec has no types

@@ -100,7 +100,7 @@ class Mirror:
             log.warning("%s; going on with the complete mirror in %s, which may be out of date", error, self._shown)
 
     async def _bring_up_to_date(self, temp: Path) -> None:
-        async with _connect(self.address, self.options) as connection:
+        async with connect(self.address, self.options) as connection:
             lists = (SUMS_NAME, self.options.file_list)  # no part of the set
             listed = [file for file in await connection.list_files(self.scope) if file.name not in lists]
             check_names((file.name for file in listed), self.address)
@@ -209,7 +209,8 @@ class Mirror:
         return show_path(self.shelf)
 
 
-def _connect(address: Address, options: RemoteOptions) -> Connection:
+def connect(address: Address, options: RemoteOptions) -> Connection:
+    """The kind of connection that reads an address, not yet open."""
     if address.scheme in S3:
         return S3Connection(address, options)
     return (WebConnection if address.scheme in WEB else ListedConnection)(address, options)

@@ -1,5 +1,7 @@
 """A folder of arrays: ``NAME.npy`` for each, which every reader maps and none copies, and ``meta.json`` about them.
 
+The folder may also be one file, an uncompressed tar, which is mapped as it is: so a shard of a set on a server travels.
+
 What the folder says is believed in nothing: `meta.json` is bounded, in one canonical form, and carries its own CRC-32;
 each file must begin with the header and have the length that `meta.json` gives it, and each array has a CRC-32. The
 rules are those of safetensors (https://github.com/huggingface/safetensors#format).
@@ -11,10 +13,8 @@ import io
 import json
 import logging
 import math
-import mmap
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,8 +24,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_data.errors import StoreCorruptError, StoreError, show_path
+from lit_data.errors import StoreError, show_path
 from lit_data.files import sync_folder
+from lit_data.io.store.mapping import TAR_SUFFIX, Mapped, Tar, corrupt, is_there, map_file, open_regular
 from lit_data.io.store.writer import new_file, reserve, write_all
 from lit_data.types import Array
 
@@ -91,7 +92,7 @@ class ArrayFolder:
     """The arrays of a published folder. Its files are never changed.
 
     Args:
-        path: The folder.
+        path: The folder, or a tar of it.
         kind: What it must hold, in one word.
         version: Layout of that kind.
 
@@ -107,10 +108,15 @@ class ArrayFolder:
 
     def __init__(self, path: str | os.PathLike[str], kind: str, version: int) -> None:
         self.path = Path(path)
-        if not is_there(self.path):
+        self._tar = Tar.open(self.path) if self.path.suffix == TAR_SUFFIX and self.path.is_file() else None
+        if self._tar is None and not is_there(self.path):
             where = show_path(self.path)
             raise StoreError(f"no store of {kind} at {where}; run `python -m lit_data prepare` to make it")
-        fields = read_meta(self.path / META_NAME)
+        fields = (
+            read_meta(self.path / META_NAME)
+            if self._tar is None
+            else _decode_meta(self._tar.read(META_NAME, MAX_META_BYTES + 1), self.path)
+        )
         try:
             if (fields["kind"], fields["version"]) != (kind, version):
                 raise ValueError(f"it holds {fields['kind']!r:.40} of version {fields['version']!r:.40}")
@@ -119,17 +125,18 @@ class ArrayFolder:
             self.arrays = {name: _read_facts(name, about) for name, about in fields["arrays"].items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise corrupt(self.path / META_NAME, f"no {kind} of version {version} ({error!s:.200})") from error
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps: dict[str, Mapped] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all files of arrays."""
         return sum(len(facts.header) + facts.nbytes for facts in self.arrays.values())
 
-    def map_again(self, name: str) -> tuple[mmap.mmap, Array]:
-        """A second map of an array's file, which may be read in another way than the first, and the array in it."""
-        facts, data = self.arrays[name], map_file(self.path / f"{name}.npy", self._size(name))
-        return data, np.ndarray(facts.shape, facts.dtype, data, len(facts.header))
+    def map_again(self, name: str) -> tuple["Mapped", Array]:
+        """A second map of an array, which may be read in another way than the first, and the array in it."""
+        facts, mapped = self.arrays[name], self._map_file(name)
+        begin = mapped.begin + len(facts.header)
+        return Mapped(mapped.data, begin), np.ndarray(facts.shape, facts.dtype, mapped.data, begin)
 
     def map(self, name: str, descr: Any = None, *, check: bool = False) -> Array:  # noqa: ANN401 - see `ArrayFacts`
         """An array, a read-only view of its file.
@@ -146,12 +153,13 @@ class ArrayFolder:
         path, facts = self.path / f"{name}.npy", self.arrays.get(name)
         if facts is None or (descr is not None and facts.dtype != np.dtype(descr)):
             raise corrupt(path, f"expected an array of {descr}, found {facts}")
-        self._maps[name] = data = map_file(path, len(facts.header) + facts.nbytes)
-        if data[: len(facts.header)] != facts.header:
+        self._maps[name] = data, begin = self._map_file(name)
+        values = begin + len(facts.header)
+        if data[begin:values] != facts.header:
             raise corrupt(path, "its header is not the one that was written")
         if check and (problem := self._find_damage(name)):
             raise corrupt(path, problem)
-        array: Array = np.ndarray(facts.shape, facts.dtype, data, len(facts.header))
+        array: Array = np.ndarray(facts.shape, facts.dtype, data, values)
         return array
 
     def check_size(self) -> None:
@@ -163,10 +171,10 @@ class ArrayFolder:
         Raises:
             StoreCorruptError: A file is not as long as it should be.
         """
-        for name in self.arrays:
+        for name in self.arrays if self._tar is None else ():
             path = self.path / f"{name}.npy"
             mapped = self._maps.get(name)  # the file that is read, also where another has its name now
-            found_bytes = path.stat().st_size if mapped is None and path.is_file() else mapped.size() if mapped else 0
+            found_bytes = mapped.data.size() if mapped else path.stat().st_size if path.is_file() else 0
             if found_bytes != self._size(name):
                 raise corrupt(path, f"expected {self._size(name)} bytes, found {found_bytes}")
 
@@ -181,9 +189,20 @@ class ArrayFolder:
     def _size(self, name: str) -> int:
         return len(self.arrays[name].header) + self.arrays[name].nbytes
 
+    def _map_file(self, name: str) -> "Mapped":
+        """The map that holds an array, and where its header begins there."""
+        path = self.path / f"{name}.npy"
+        if self._tar is None:
+            return Mapped(map_file(path, self._size(name)), 0)
+        begin, nbytes = self._tar.members.get(path.name, (0, 0))
+        if nbytes != self._size(name):
+            raise corrupt(path, f"expected {self._size(name)} bytes, found {nbytes}")
+        return Mapped(map_file(self.path, self._tar.nbytes), begin)
+
     def _find_damage(self, name: str) -> str:
-        facts = self.arrays[name]
-        found = zlib.crc32(memoryview(self._maps[name])[len(facts.header) :])
+        facts, (data, begin) = self.arrays[name], self._maps[name]
+        first = begin + len(facts.header)
+        found = zlib.crc32(memoryview(data)[first : first + facts.nbytes])
         is_right = facts.crc32 is None or found == facts.crc32
         return "" if is_right else f"expected CRC-32 {facts.crc32:08x}, found {found:08x}"
 
@@ -291,7 +310,10 @@ def read_meta(path: Path) -> dict[str, Any]:
         StoreCorruptError: It is not a text that `encode_meta` gives.
     """
     with os.fdopen(open_regular(path), "rb") as file:
-        raw = file.read(MAX_META_BYTES + 1)
+        return _decode_meta(file.read(MAX_META_BYTES + 1), path)
+
+
+def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
     if len(raw) > MAX_META_BYTES:
         raise corrupt(path, f"expected at most {MAX_META_BYTES} bytes, found more")
     try:
@@ -315,55 +337,6 @@ def publish(temp: Path, target: Path) -> None:
             raise
         log.info("%s: another process published this store first; it is used", show_path(target))
     sync_folder(target.parent)
-
-
-def is_there(folder: Path) -> bool:
-    """Whether a store has been published at ``folder``; False also where that cannot be looked up."""
-    return os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir raises where a name is too long or a parent closed
-
-
-def open_regular(path: Path) -> int:
-    """Open a file of a store for reading, without waiting on a pipe or device that stands in its place.
-
-    Raises:
-        StoreError: It cannot be opened.
-        StoreCorruptError: It is missing or not a regular file.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise corrupt(path, "expected a file, found nothing") from error
-    except OSError as error:
-        raise StoreError(f"{show_path(path)} cannot be read: {error.strerror}; check its permissions") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise corrupt(path, "not a regular file")
-    return fd
-
-
-def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
-    """Map a file of a store for reading.
-
-    Raises:
-        StoreError: It cannot be opened.
-        StoreCorruptError: It has not the length that `meta.json` says.
-    """
-    fd = open_regular(path)
-    try:
-        found_bytes = os.fstat(fd).st_size
-        if found_bytes != expected_bytes:
-            raise corrupt(path, f"expected {expected_bytes} bytes, found {found_bytes}")
-        return mmap.mmap(fd, expected_bytes, access=mmap.ACCESS_READ)
-    finally:
-        os.close(fd)
-
-
-def corrupt(path: Path, problem: str) -> StoreCorruptError:
-    """Make the error for a file of a store whose content is wrong."""
-    folder = show_path(path.parent)
-    return StoreCorruptError(
-        f"{show_path(path)}: {problem}; delete the folder {folder} and run `python -m lit_data prepare` again"
-    )
 
 
 def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ import logging
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,11 @@ from lit_data.errors import ConfigError, DataError, StoreStaleError, show_path
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, is_there, publish
-from lit_data.io.store.bands import BandLayout
-from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
+from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
+from lit_data.io.store.bands import WHOLE, BandLayout, StoreOptions
+from lit_data.io.store.index import BLOCKS, IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
+from lit_data.io.store.mapping import is_there
+from lit_data.io.store.packed import estimate_shares, split_blocks
 from lit_data.io.store.sources import SourceTable, list_sources
 from lit_data.io.store.store_retention import Wanted, describe_stale, find_store, prune
 from lit_data.io.store.writer import explain_errors, keep_private, no_space
@@ -28,6 +30,8 @@ from lit_data.types import Array
 log = logging.getLogger(__name__)
 
 
+_SAMPLED = 16
+"""Images, and blocks of each, that tell what compression saves."""
 MAX_NOTES = 100
 """Different remarks that are counted one by one."""
 
@@ -37,13 +41,15 @@ class DecodedImage:
     """One image, ready to be written.
 
     Args:
-        pixels: [C, H, W], contiguous and little-endian.
-        crc32: Of the pixels.
+        size_px: (H, W).
+        parts: Its pixels as they are written, little-endian.
+        crc32: Of the pixels [C, H, W].
         notes: Remarks of the decoder, without the path.
         source_crc32: Of each of its files.
     """
 
-    pixels: Array
+    size_px: tuple[int, int]
+    parts: Sequence[Array]
     crc32: int
     notes: tuple[str, ...]
     source_crc32: tuple[int, ...]
@@ -55,24 +61,25 @@ class PixelWriter:
     Args:
         stream: The array.
         sources: Files of all images that may come, in order.
-        layout: Which images are in bands.
 
     Attributes:
         notes: How many images each remark was made about.
+        ends: Byte at which each part ends.
     """
 
-    def __init__(self, stream: ArrayStream, sources: SourceTable, layout: BandLayout) -> None:
+    def __init__(self, stream: ArrayStream, sources: SourceTable) -> None:
         self.notes: Counter[str] = Counter()
-        self._stream, self._layout = stream, layout
-        self._sources = sources
+        self.ends: list[int] = []
+        self._stream, self._sources = stream, sources
         self._images = np.zeros(len(sources.firsts), IMAGE_RECORD)
         self._crcs = sources.files["crc32"].copy()
 
     def append(self, number: int, image: DecodedImage) -> None:
         """Write one image; numbers must rise from call to call."""
-        for part in self._layout.split(image.pixels):
+        for part in image.parts:
             self._stream.append(part)
-        self._images[number] = (0, *image.pixels.shape[1:], image.crc32)
+            self.ends.append(self._stream.nbytes)
+        self._images[number] = (0, *image.size_px, image.crc32)
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
         for note in image.notes:
@@ -90,15 +97,16 @@ class PixelWriter:
 
 
 def decode_images(
-    decoder: Decoder, sources: Sequence[ImageSource], survey: Survey, workers: int
+    decoder: Decoder, sources: Sequence[ImageSource], survey: Survey, workers: int, layout: BandLayout
 ) -> Iterator[DecodedImage | str]:
-    """Decode the good sources of a survey in threads, a few ahead of the one that is taken.
+    """Decode the good sources of a survey in threads, and compress them, a few ahead of the one that is taken.
 
     Args:
         decoder: Decodes one source.
         sources: All sources.
         survey: Which of them are good.
         workers: Number of threads.
+        layout: How they lie on the disk.
 
     Yields:
         Each image in order, or what is wrong with it.
@@ -112,7 +120,8 @@ def decode_images(
         except (DataError, OSError) as error:
             return str(error)
         notes = tuple(_cut_path(note, source.paths) for note in decoded.notes)
-        return DecodedImage(pixels, zlib.crc32(pixels.data), notes, decoded.source_crc32)
+        parts, height_px, width_px = tuple(layout.split(pixels)), *pixels.shape[1:]
+        return DecodedImage((height_px, width_px), parts, zlib.crc32(pixels.data), notes, decoded.source_crc32)
 
     return ordered_map(decode, range(len(survey.images)), workers)
 
@@ -134,7 +143,7 @@ class BuildOptions:
         wait_s: Longest wait for another process that builds in the same folder.
         rebuild: False raises instead of building anew after sources or options changed.
         progress: Show bars on work that takes long.
-        band_px: Width of the bands of wide images; None keeps all whole.
+        store: How images lie on the disk; by default whole.
     """
 
     on_bad: OnBad = "error"
@@ -142,7 +151,7 @@ class BuildOptions:
     wait_s: float = 3600
     rebuild: bool = True
     progress: bool = True
-    band_px: int | None = None
+    store: StoreOptions = WHOLE
 
     def __post_init__(self) -> None:
         check_reading(self.workers, self.on_bad)
@@ -167,22 +176,22 @@ def build_store(sources: Sequence[ImageSource], folder: Path, decoder: Decoder, 
         StoreError: Or one of its kinds; see ``lit_data.errors``.
     """
     listed = list_sources(sources, progress=options.progress)
-    wanted = Wanted(listed, decoder.fingerprint, options.on_bad, options.band_px)
+    wanted = Wanted(listed, decoder.fingerprint, options.on_bad, options.store)
     if found := find_store(folder, wanted):
         return found
     _tell_stale(folder, wanted, options.rebuild)
     survey = survey_sources(sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress)
-    if not BandLayout(options.band_px, np.dtype(survey.dtype).itemsize).find_banded(survey.widths_px).any():
-        wanted = replace(wanted, band_px=None)
+    if not _lay_out(wanted, survey).find_banded(survey.widths_px).any():
+        wanted = wanted.without_bands
     target, needed_bytes = folder / wanted.key, _measure_store(survey, wanted.sources)
     with explain_errors(folder, needed_bytes):
         folder.mkdir(parents=True, exist_ok=True)
         with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
             if not is_there(target):
                 sweep(folder)
-                _check_space(folder, needed_bytes, len(survey.images))
+                _check_space(folder, needed_bytes, survey, sources, decoder, wanted)
                 with temp_folder(folder) as temp:
-                    _write_store(temp, sources, decoder, wanted, survey, options)
+                    write_store(temp, sources, decoder, wanted, survey, options)
                     publish(temp, target)
                 prune(folder, target, wanted)
     return target
@@ -205,15 +214,43 @@ def _measure_store(survey: Survey, sources: SourceTable) -> int:
     return survey.pixels_bytes + index_bytes + MAX_META_BYTES // 16
 
 
-def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
-    free_bytes = shutil.disk_usage(folder).free
-    where = show_path(folder)
+def _lay_out(wanted: Wanted, survey: Survey) -> BandLayout:
+    return BandLayout(wanted.store.band_px, np.dtype(survey.dtype).itemsize, wanted.store.compression)
+
+
+def _check_space(
+    folder: Path, needed_bytes: int, survey: Survey, sources: Sequence[ImageSource], decoder: Decoder, wanted: Wanted
+) -> None:
+    """Refuse a store for which there is no room, before anything is written, and say what compression would save."""
+    free_bytes, compression, hint = shutil.disk_usage(folder).free, wanted.store.compression, ""
+    if needed_bytes > free_bytes or compression != "none":
+        shares = _estimate_shares(sources, decoder, survey, _lay_out(wanted, survey))
+        needed = {name: int(needed_bytes * share) for name, share in shares.items()}
+        fitting = [name for name, nbytes in needed.items() if nbytes < free_bytes and compression == "none"]
+        hint = "".join(
+            f", or set data.store.compression={n}, which needs about {decimal(needed[n])}" for n in fitting[:1]
+        )
+        needed_bytes = needed.get(compression, needed_bytes)
+    where, images = show_path(folder), len(survey.images)
     log.info("store: %d images, %s, free %s in %s", images, decimal(needed_bytes), decimal(free_bytes), where)
     if needed_bytes > free_bytes:
-        raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
+        raise no_space(folder, needed_bytes, free_bytes, "checked before writing", hint)
 
 
-def _write_store(
+def _estimate_shares(
+    sources: Sequence[ImageSource], decoder: Decoder, survey: Survey, layout: BandLayout
+) -> Mapping[str, float]:
+    """The share of their bytes that the images keep under each compression, as a few of them say."""
+    blocks: list[Array] = []
+    for image in np.unique(np.linspace(0, len(survey.images) - 1, _SAMPLED).astype(np.int64)).tolist():
+        with suppress(DataError, OSError):
+            pixels = decoder(sources[survey.images[image]]).array
+            of_image = list(split_blocks(pixels, layout.find_widths(np.array([pixels.shape[2]])).item()))
+            blocks += of_image[:: -(-len(of_image) // _SAMPLED)]
+    return estimate_shares(blocks) if blocks else {}
+
+
+def write_store(
     temp: Path,
     sources: Sequence[ImageSource],
     decoder: Decoder,
@@ -221,11 +258,18 @@ def _write_store(
     survey: Survey,
     options: BuildOptions,
 ) -> None:
+    """Decode the good sources of a survey into the arrays of a store, in an empty folder.
+
+    Raises:
+        DataError: Sources are bad.
+    """
     bad, folder, dtype = list(survey.skipped), ArrayWriter(temp), np.dtype(survey.dtype)
-    layout, values = BandLayout(wanted.band_px, dtype.itemsize), survey.pixels_bytes // dtype.itemsize
-    with folder.stream(PIXELS, dtype, values, checksum=False, block_px=layout.block_px) as stream:
-        writer = PixelWriter(stream, wanted.sources.take(survey.images), layout)
-        decoded = decode_images(decoder, sources, survey, options.workers)
+    layout, values, stored = _lay_out(wanted, survey), survey.pixels_bytes // dtype.itemsize, dtype
+    if layout.compression != "none":
+        values, stored = 0, np.dtype(np.uint8)
+    with folder.stream(PIXELS, stored, values, checksum=False, block_px=layout.block_px) as stream:
+        writer = PixelWriter(stream, wanted.sources.take(survey.images))
+        decoded = decode_images(decoder, sources, survey, options.workers, layout)
         with closing(track(decoded, "decoding", len(survey.images), enabled=options.progress)) as images:
             for number, image in enumerate(images):
                 if isinstance(image, str):
@@ -236,8 +280,10 @@ def _write_store(
     records, table = writer.finish()
     for name, array in (("images", records), ("files", table.files), ("names", table.names)):
         folder.add(name, array)
+    if layout.compression != "none":
+        folder.add(BLOCKS, np.array(writer.ends, np.uint64))
     notes, skipped = dict(writer.notes), tuple(bad)
-    facts = StoreFacts(survey.dtype, survey.channels, wanted.decoder, wanted.on_bad, notes, skipped)
+    facts = StoreFacts(survey.dtype, survey.channels, wanted.decoder, wanted.on_bad, notes, skipped, layout.compression)
     try:
         folder.finish(KIND, VERSION, wanted.key, facts.as_meta())
     except ValueError as error:

@@ -9,8 +9,9 @@ import numpy as np
 
 from lit_data.errors import StoreError, show_path
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, is_there, publish
-from lit_data.io.store.store import DecodedStore
+from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
+from lit_data.io.store.mapping import is_there
+from lit_data.io.store.store import StoredImages
 from lit_data.io.temp import temp_folder
 from lit_data.types import Array
 
@@ -65,7 +66,7 @@ def keep_found(
         dtype: Of all of them.
         version: Raised with every change of what `make` finds.
     """
-    if folder is None or not isinstance(bank, DecodedStore):
+    if folder is None or not isinstance(bank, StoredImages):
         return dict(make())
     digest = hashlib.sha256(repr((kind, version, bank.key)).encode())
     for array in about:

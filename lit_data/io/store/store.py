@@ -5,6 +5,7 @@ import math
 import operator
 import os
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -12,25 +13,63 @@ from typing import Self
 
 import numpy as np
 from rich.filesize import decimal
+from typing_extensions import override
 
-from lit_data.errors import DataError, show_path
+from lit_data.errors import DataError, StoreCorruptError, show_path
 from lit_data.grid import Ints, cut_patch
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
-from lit_data.io.store.bands import BandedImage, BandFile, BandLayout, BandSizes, StoreOptions
+from lit_data.io.store.bands import WHOLE, BandFile, StoreOptions
 from lit_data.io.store.build import BuildOptions, build_store
 from lit_data.io.store.index import PIXELS, StoreIndex
+from lit_data.io.store.packed import ROWS_PX, PackedFile, Packing, estimate_shares, split_blocks
+from lit_data.io.store.slices import ImageSizes, SlicedFile, SlicedImage
+from lit_data.io.store.sources import SourceTable
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
 
 CHUNK_BYTES = 2**20
+_SAMPLED = 16
+_WORTH_BYTES = 2**30
+"""Size of a store from which on it is said what compression would save."""
 
 
-class DecodedStore:
+class StoredImages(ABC):
+    """An `lit_data.io.images.image_source.ImageBank` whose images are stored, so that it is known what they are.
+
+    Attributes:
+        key: SHA-256 of all that the images were made from.
+    """
+
+    key: str
+
+    @abstractmethod
+    def open_image(self, index: int) -> Array | SlicedImage:
+        """One image, to be read by slices: [C, H, W]."""
+
+    @property
+    @abstractmethod
+    def source_states(self) -> Array:
+        """[n, 2] CRC-32 and size of the first file of each image: equal for files that are equal to the byte."""
+
+    @abstractmethod
+    def check_size(self) -> None:
+        """See `ArrayFolder.check_size`.
+
+        Raises:
+            StoreCorruptError: A file is not as long as it should be.
+        """
+
+    @abstractmethod
+    def verify(self, *, progress: bool = True) -> list[str]:
+        """One line for each image or file that is not what it was when it was stored."""
+
+
+class DecodedStore(StoredImages):
     """Images by number, as read-only views of a memory map. Make one with ``build`` or ``open``.
 
     Workers and later runs share one copy of the pixels in the page cache. The files of a store are never changed: a
@@ -44,28 +83,33 @@ class DecodedStore:
         path: The folder of this store.
         key: SHA-256 over sources, decode options and layout version.
         channels: Channels of every image.
+        compression: `none`, `lz4` or `zstd`.
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
-        pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see `bands`.
-        nbytes: Bytes of all pixels.
+        pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see `bands`; or
+            uint8, their compressed blocks, see `packed`.
+        nbytes: Bytes of all pixels as they are stored.
         notes: How many images the decoder had each remark about.
         skipped: (first path, what is wrong) of each source that was left out.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        self._folder, facts, images, self._sources, offsets, layout = StoreIndex.open(self.path)
+        index = StoreIndex.open(self.path)
+        self._folder, facts, images, self._sources = index.folder, index.facts, index.images, index.sources
         self.key, self.channels, self.dtype = self._folder.key, facts.channels, facts.item_dtype
+        self.compression = facts.compression
         self.notes, self.skipped = facts.notes, facts.skipped
         self.heights_px = images["height_px"].astype(np.int64)
         self.widths_px = images["width_px"].astype(np.int64)
         self._crcs = images["crc32"]
-        self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
+        self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype if index.ends is None else "u1")
         self.nbytes = self.pixels.nbytes
-        self._offsets = offsets.astype(np.int64)
-        self._is_banded = layout.find_banded(self.widths_px)
-        self._bands = self._map_bands(layout) if self._is_banded.any() else None
+        self._offsets = index.offsets.astype(np.int64)
+        self._blocks_px = index.layout.find_widths(self.widths_px)
+        self._is_sliced = index.layout.find_banded(self.widths_px) | (self.compression != "none")
+        self._file = self._map_slices(index) if self._is_sliced.any() else None
         self._equal = self._view_equal_sizes()
 
     @classmethod
@@ -106,7 +150,7 @@ class DecodedStore:
             wait_s: Longest wait for another process that builds in the same folder.
             rebuild: False raises instead of building anew after sources or options changed.
             progress: Show bars on work that takes longer than two seconds.
-            store: How images lie on the disk; by default whole.
+            store: How images lie on the disk; by default whole and as they are.
 
         Raises:
             ConfigError: An argument is not allowed.
@@ -117,7 +161,7 @@ class DecodedStore:
             StoreCorruptError: The store exists and is damaged.
             StoreError: The folder cannot be read or written.
         """
-        options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store.band_px if store else None)
+        options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or WHOLE)
         built = cls(build_store(sources, Path(folder), decoder, options))
         where = show_path(folder)
         if built.skipped:
@@ -130,42 +174,58 @@ class DecodedStore:
         return len(self.heights_px)
 
     def __getitem__(self, index: int) -> Array:
-        """One image: [C, H, W], read-only: a view of the map, or a copy of one that is in bands."""
+        """One image: [C, H, W], read-only: a view of the map, or a copy of one that is in bands or blocks."""
         if self._equal is not None:
             view: Array = self._equal[operator.index(index)]
             return view
         found = self.open_image(index)
-        if isinstance(found, BandedImage):
+        if isinstance(found, SlicedImage):
             found = np.ascontiguousarray(found)
             found.flags.writeable = False
         return found
 
-    def open_image(self, index: int) -> "Array | BandedImage":
-        """One image, to be read by slices: [C, H, W]."""
-        shape, begin = (
-            (self.channels, self.heights_px.item(index), self.widths_px.item(index)),
-            self._offsets.item(index),
-        )
-        values = self.pixels[begin : begin + math.prod(shape)]
-        if self._bands is not None and self._is_banded.item(index):
-            return BandedImage(values, shape, self._bands.band_px)
-        return values.reshape(shape)
+    @override
+    def open_image(self, index: int) -> Array | SlicedImage:
+        if self._file is not None and self._is_sliced.item(index):
+            return self._file.make(range(len(self))[index])[1]
+        shape, begin = self._sizes.shape(index), self._offsets.item(index)
+        return self.pixels[begin : begin + math.prod(shape)].reshape(shape)
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
         """See `lit_data.io.images.image_source.cut_patches`; the kernel is told all of it before the first is read."""
         size_px = rows.shape[2:]
         places = list(zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True))
-        if self._bands is None and rows.flags.c_contiguous:
+        if self._file is None and rows.flags.c_contiguous:
             patches = [cut_patch(self[image], top, left, size_px) for image, top, left in places]
             np.concatenate(patches, out=rows.reshape(-1, *size_px))
             return
-        if self._bands is not None:
-            self._bands.expect(compress(places, self._is_banded[images]), size_px)
+        if self._file is not None:
+            self._file.expect(compress(places, self._is_sliced[images]), size_px)
         for row, (image, top, left) in zip(rows, places, strict=True):
-            if self._bands is not None and self._is_banded.item(image):
-                row[...] = self._bands.open(image)[1].cut(top, left, size_px)
+            if self._file is not None and self._is_sliced.item(image):
+                row[...] = self._file.open(image)[1].cut(top, left, size_px)
             else:
                 row[...] = cut_patch(self[image], top, left, size_px)
+
+    def describe_compression(self) -> str:
+        """What compression saves or would save, as some blocks of some images say; empty for a small store."""
+        whole_bytes = self._sizes.nbytes
+        if self.compression != "none":
+            return f"{self.compression}, {decimal(self.nbytes)} of {decimal(whole_bytes)}"
+        if whole_bytes < _WORTH_BYTES:
+            return ""
+        saved = {
+            name: decimal(int(whole_bytes * (1 - share))) for name, share in estimate_shares(self._sample()).items()
+        }
+        options = ", ".join(f"data.store.compression={name} would save {size}" for name, size in saved.items())
+        return f"none, {decimal(whole_bytes)}; {options}"
+
+    def _sample(self) -> Iterator[Array]:
+        """Blocks out of the middle rows of a few images."""
+        for number in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64)).tolist():
+            middle = self.heights_px.item(number) // 2 // ROWS_PX * ROWS_PX
+            rows = np.asarray(self.open_image(number)[:, middle : middle + ROWS_PX, :])
+            yield from list(split_blocks(rows, self._blocks_px.item(number)))[:_SAMPLED]
 
     def __repr__(self) -> str:
         size = decimal(self.nbytes)
@@ -179,19 +239,16 @@ class DecodedStore:
         return self._sources.name(self._sources.rows(range(len(self))[index]).start)
 
     @property
+    @override
     def source_states(self) -> Array:
-        """[n, 2] CRC-32 and size of the first file of each image: equal for files that are equal to the byte."""
         files = self._sources.files[self._sources.firsts]
         return np.stack((files["crc32"].astype(np.int64), files["size_bytes"]), axis=1)
 
+    @override
     def check_size(self) -> None:
-        """See `ArrayFolder.check_size`.
-
-        Raises:
-            StoreCorruptError: A file is not as long as it should be.
-        """
         self._folder.check_size()
 
+    @override
     def verify(self, *, progress: bool = True) -> list[str]:
         """Read every byte and every source file again and compare them with their checksums.
 
@@ -206,13 +263,18 @@ class DecodedStore:
         """
         self.check_size()
         arrays = self._folder.find_damages()
-        images = track(self._find_bad_images(), "checking images", len(self), enabled=progress)
+        images = track(self.find_bad_images(), "checking images", len(self), enabled=progress)
         files = track(self._find_bad_files(), "checking sources", len(self._sources.files), enabled=progress)
         return [line for line in (*arrays, *images, *files) if line]
 
-    def _find_bad_images(self) -> Iterator[str]:
+    def find_bad_images(self) -> Iterator[str]:
+        """Read every image, and say for each what is wrong; nothing if all is well."""
         for image, expected in enumerate(self._crcs.tolist()):
-            found = zlib.crc32(self[image].data)
+            try:
+                found = zlib.crc32(self[image].data)
+            except StoreCorruptError as error:
+                yield f"{show_path(self.name(image))}: {error}"
+                continue
             what = f"{show_path(self.name(image))}: the stored pixels have CRC-32 {found:08x}, expected {expected:08x}"
             yield "" if found == expected else what
 
@@ -227,16 +289,27 @@ class DecodedStore:
             what = f"{show_path(path)}: the source has CRC-32 {found:08x}, expected {expected:08x}; it changed"
             yield "" if found == expected else what
 
-    def _map_bands(self, layout: BandLayout) -> BandFile | None:
-        if layout.band_px is None:
-            return None
-        data, values = self._folder.map_again(PIXELS)
-        sizes = BandSizes(self.channels, self.heights_px, self.widths_px, self._offsets)
-        return BandFile(data, values, layout.band_px, sizes)
+    @property
+    def sources(self) -> SourceTable:
+        """The files behind the images."""
+        return self._sources
+
+    @property
+    def _sizes(self) -> ImageSizes:
+        return ImageSizes(self.channels, self.dtype, self.heights_px, self.widths_px)
+
+    def _map_slices(self, index: StoreIndex) -> SlicedFile:
+        """Images in bands or blocks, in a map of their own, which is read at random places."""
+        mapped, values = self._folder.map_again(PIXELS)
+        if index.ends is not None:
+            packing = Packing(self.compression, self.path / f"{PIXELS}.npy")
+            return PackedFile(mapped, values, index.ends, self._sizes, blocks_px=self._blocks_px, packing=packing)
+        assert index.layout.band_px is not None
+        return BandFile(mapped, values, index.layout.band_px, self._sizes, self._offsets)
 
     def _view_equal_sizes(self) -> Array | None:
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
-        if self._bands is not None or (self.heights_px != height_px).any() or (self.widths_px != width_px).any():
+        if self._file is not None or (self.heights_px != height_px).any() or (self.widths_px != width_px).any():
             return None
         return self.pixels.reshape(len(self), self.channels, height_px, width_px)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lit_data.errors import StoreError, show_path
-from lit_data.io.store.arrays import is_there
-from lit_data.io.store.bands import BandLayout
+from lit_data.io.store.bands import BandLayout, StoreOptions
 from lit_data.io.store.index import VERSION, StoreIndex
+from lit_data.io.store.mapping import is_there
 from lit_data.io.store.sources import SourceTable, describe_change
 from lit_data.io.temp import remove_folder
 
@@ -27,19 +27,26 @@ class Wanted:
         sources: The source files as they are now.
         decoder: Fingerprint of the decoder.
         on_bad: What to do with bad sources.
-        band_px: Width of the bands of wide images.
+        store: How images lie on the disk.
     """
 
     sources: SourceTable
     decoder: str
     on_bad: str
-    band_px: int | None = None
+    store: StoreOptions
 
     @property
     def key(self) -> str:
         """Name of the store: SHA-256 over all of this and the version of the layout."""
-        layout = () if self.band_px is None else (f"bands of {self.band_px} px",)
+        band_px, compression = self.store.band_px, self.store.compression
+        layout = [] if band_px is None else [f"bands of {band_px} px"]
+        layout += [] if compression == "none" else [f"blocks of {compression}"]
         return self.sources.digest(str(VERSION), self.decoder, self.on_bad, *layout)
+
+    @property
+    def without_bands(self) -> "Wanted":
+        """The same where no image is in bands."""
+        return replace(self, store=replace(self.store, band_px=None))
 
 
 def find_store(folder: Path, wanted: Wanted) -> Path | None:
@@ -48,13 +55,13 @@ def find_store(folder: Path, wanted: Wanted) -> Path | None:
     Raises:
         StoreError: One of whole images cannot be read.
     """
-    target, whole = folder / wanted.key, folder / replace(wanted, band_px=None).key
+    target, whole = folder / wanted.key, folder / wanted.without_bands.key
     if is_there(target):
         return target
     if not is_there(whole):
         return None
     index = StoreIndex.open(whole)
-    layout = BandLayout(wanted.band_px, index.layout.itemsize)
+    layout = BandLayout(wanted.store.band_px, index.layout.itemsize)
     return None if layout.find_banded(index.images["width_px"]).any() else whole
 
 
@@ -98,19 +105,22 @@ def _list_stores(folder: Path) -> list[Path]:
 def _describe_difference(path: Path, wanted: Wanted) -> str:
     """What changed since a store was built; "" if it holds other files altogether."""
     try:
-        _, facts, _, sources, _, layout = StoreIndex.open(path)
+        index = StoreIndex.open(path)
     except StoreError:
         return "the store there cannot be read by this version"
-    files = describe_change(sources, wanted.sources, [name for name, _ in facts.skipped])
+    facts, layout, store = index.facts, index.layout, wanted.store
+    files = describe_change(index.sources, wanted.sources, [name for name, _ in facts.skipped])
     if files is None:
         return ""
     on_bad = f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}" if facts.on_bad != wanted.on_bad else ""
-    options = _describe_options(facts.decoder, wanted.decoder)
-    bands = f"store.band_px {layout.band_px} -> {wanted.band_px}" if layout.band_px != wanted.band_px else ""
+    options = describe_options(facts.decoder, wanted.decoder)
+    if layout.compression != store.compression:
+        options.append(f"store.compression {layout.compression} -> {store.compression}")
+    bands = f"store.band_px {layout.band_px} -> {store.band_px}" if layout.band_px != store.band_px else ""
     return "; ".join(filter(None, [files, on_bad, *options])) or bands or "a file that was skipped"
 
 
-def _describe_options(old: str, new: str) -> list[str]:
+def describe_options(old: str, new: str) -> list[str]:
     """Decode options that differ, each by its own name if the fingerprints are JSON."""
     try:
         before, after = _flatten("decoder", json.loads(old)), _flatten("decoder", json.loads(new))

@@ -10,7 +10,7 @@ from typing import IO, Literal
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.images.npz import MAX_HEADER_BYTES, NpyHeader, check_directory, read_array_header
+from lit_data.io.images.npz import MAX_HEADER_BYTES, NPY_LOCK, NpyHeader, check_directory, read_array_header
 from lit_data.io.source import check_regular, naming, open_source
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.streams import StreamSlices, check_unpacked
@@ -146,7 +146,7 @@ def _read_spacing(archive: zipfile.ZipFile, headers: dict[str, NpyHeader]) -> Sp
         return 1.0, 1.0, 1.0
     if headers[SPACING_NAME].shape != (3,):
         raise DataError(f"{SPACING_NAME} of shape {headers[SPACING_NAME].shape}; give three numbers (z, y, x)")
-    with archive.open(f"{SPACING_NAME}.npy") as stream:
+    with archive.open(f"{SPACING_NAME}.npy") as stream, NPY_LOCK:
         z, y, x = np.lib.format.read_array(stream, allow_pickle=False).astype(np.float64).tolist()
     return z, y, x
 
@@ -156,4 +156,5 @@ def _is_fortran(stream: IO[bytes]) -> bool:
     stream.seek(0)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return bool(read(stream, max_header_size=MAX_HEADER_BYTES)[1])
+    with NPY_LOCK:
+        return bool(read(stream, max_header_size=MAX_HEADER_BYTES)[1])

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.store.arrays import META_NAME, ArrayFolder, corrupt, is_count
+from lit_data.io.store.arrays import META_NAME, ArrayFolder, is_count
+from lit_data.io.store.mapping import corrupt
 from lit_data.io.volumes.sparse import LABEL_DTYPES, VALUE_DTYPES, LabelIndex, SparseVolume, index_dtype
 from lit_data.io.volumes.volume import Triple
 

@@ -8,7 +8,7 @@ from lit_data.datasets.ct import distance as ct_distance
 from lit_data.datasets.ct.distance import measure_points, measure_signed
 from lit_data.errors import ConfigError
 
-pytest.importorskip("scipy")
+pytest.importorskip("edt")
 
 SPACING_MM = (2.0, 0.7, 1.1)
 
@@ -55,7 +55,7 @@ def test_a_set_without_a_surface_has_the_largest_distance() -> None:
     np.testing.assert_allclose(measure_points(np.arange(24), (2, 3, 4), SPACING_MM, None), -diagonal_mm, rtol=1e-6)
 
 
-def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ConfigError, match=r"need scipy: pip install scipy"):
+def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "edt", None)
+    with pytest.raises(ConfigError, match=r"need edt: pip install edt"):
         measure_points(np.arange(3), (1, 1, 4), SPACING_MM, 2.0)

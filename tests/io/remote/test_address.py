@@ -1,9 +1,10 @@
 import logging
+from contextlib import ExitStack
 
 import pytest
 
 from lit_data.errors import ConfigError
-from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words
+from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words, connection
 from lit_data.io.remote.address import is_remote, parse_address
 from lit_data.io.remote.connection import quiet_clients
 from lit_data.io.remote.options import redact
@@ -129,6 +130,16 @@ def test_options_are_checked(wrong: dict[str, object]) -> None:
         RemoteOptions(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def nobody_else_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of other tests may be open still."""
+    monkeypatch.setattr(connection, "_keepers", set())
+    for name in connection._TALKATIVE:
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    logging.getLogger("botocore.auth").manager._clear_cache()
+
+
+@pytest.mark.usefixtures("nobody_else_is_quiet")
 def test_clients_log_no_requests_even_where_all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with quiet_clients():
@@ -136,3 +147,16 @@ def test_clients_log_no_requests_even_where_all_is_logged(caplog: pytest.LogCapt
         logging.getLogger("botocore.auth").warning("clock skew")
     logging.getLogger("botocore.auth").debug("as before")
     assert caplog.messages == ["clock skew", "as before"]
+
+
+@pytest.mark.usefixtures("nobody_else_is_quiet")
+def test_clients_are_quiet_until_the_last_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(quiet_clients())
+    second.enter_context(quiet_clients())
+    first.close()
+    logging.getLogger("botocore.auth").debug("x-amz-security-token: %s", SECRET)
+    second.close()
+    logging.getLogger("botocore.auth").debug("as before")
+    assert caplog.messages == ["as before"]

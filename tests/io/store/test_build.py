@@ -24,6 +24,7 @@ from lit_data.errors import (
     StoreStaleError,
 )
 from lit_data.io.images.decoders import DecodedSource, ImageSource
+from lit_data.io.images.npz import NPY_LOCK
 from lit_data.io.store.arrays import META_NAME
 from lit_data.io.store.index import VERSION
 from lit_data.io.store.store import DecodedStore
@@ -57,7 +58,8 @@ class NpyDecoder:
         raw = Path(path).read_bytes()
         if not raw.startswith(b"\x93NUMPY"):
             raise DataError(f"{path}: not an array")
-        return np.load(io.BytesIO(raw))
+        with NPY_LOCK:
+            return np.load(io.BytesIO(raw))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ import pytest
 from lit_data.errors import StoreSpaceError
 from lit_data.io import temp as lock
 from lit_data.io.images.decoders import DecodedSource, ImageSource
+from lit_data.io.images.npz import NPY_LOCK
 from lit_data.io.store.store import DecodedStore
 
 # Children are forked, so that they begin in a millisecond; they run no thread that was there before.
@@ -41,14 +42,16 @@ class NpyDecoder:
         self.log = log
 
     def header(self, source: ImageSource) -> tuple[int, int, int, str]:
-        array = np.load(source.paths[0])
+        with NPY_LOCK:
+            array = np.load(source.paths[0])
         return (*array.shape, array.dtype.name)
 
     def __call__(self, source: ImageSource) -> DecodedSource:
         raw = Path(source.paths[0]).read_bytes()
         name = Path(source.paths[0]).stem
         (self.log / f"{name}-{os.getpid()}-{time.monotonic_ns()}").touch()
-        return DecodedSource(np.load(io.BytesIO(raw)), (), (zlib.crc32(raw),))
+        with NPY_LOCK:
+            return DecodedSource(np.load(io.BytesIO(raw)), (), (zlib.crc32(raw),))
 
 
 class Child:

@@ -1,6 +1,8 @@
 """A store under attack: seeded mutants give a ``StoreError`` or the very same pixels."""
 
+import dataclasses
 import json
+import math
 import os
 import random
 import zlib
@@ -13,7 +15,8 @@ import pytest
 
 from lit_data.errors import StoreCorruptError, StoreError
 from lit_data.io.store.arrays import MAX_META_BYTES, META_NAME, ArrayFolder, ArrayWriter, encode_meta, read_meta
-from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
+from lit_data.io.store.index import BLOCKS, IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
+from lit_data.io.store.packed import PACKINGS, ROWS_PX, pack
 from lit_data.io.store.sources import SOURCE_RECORD, join_paths
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
@@ -24,17 +27,26 @@ FACTS = StoreFacts("uint8", 2, "fake", "skip", {"remark": 1}, (("e.png", "bad"),
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A store of three images of different sizes, written by hand."""
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A store of three images of different sizes, written by hand; each a compressed block where a test asks for it."""
+    compression = getattr(request, "param", "none")
     table = join_paths([("a.png", "b.png"), ("c.png",), ("d.png",)])
     images = np.zeros(3, IMAGE_RECORD)
     images["first_source"] = table.firsts
     _, images["height_px"], images["width_px"] = np.transpose(SHAPES)
     pixels = np.frombuffer(random.Random(0).randbytes(56), np.uint8)
     writer = ArrayWriter(tmp_path)
-    for name, array in ((PIXELS, pixels), ("images", images), ("files", table.files), ("names", table.names)):
+    for name, array in (("images", images), ("files", table.files), ("names", table.names)):
         writer.add(name, array)
-    writer.finish(KIND, VERSION, "k", FACTS.as_meta())
+    if compression == "none":
+        writer.add(PIXELS, pixels)
+    else:
+        parts = np.split(pixels, np.cumsum([math.prod(shape) for shape in SHAPES])[:-1])
+        blocks = [pack(part.reshape(shape), compression) for part, shape in zip(parts, SHAPES, strict=True)]
+        with writer.stream(PIXELS, np.dtype(np.uint8), block_px=(ROWS_PX, 0)) as stream:
+            stream.append(np.frombuffer(b"".join(blocks), np.uint8))
+        writer.add(BLOCKS, np.cumsum([len(block) for block in blocks]).astype(np.uint64))
+    writer.finish(KIND, VERSION, "k", dataclasses.replace(FACTS, compression=compression).as_meta())
     return tmp_path
 
 
@@ -85,16 +97,17 @@ def spoil_fields(rng: random.Random, fields: dict[str, Any]) -> None:
 
 def spoil_records(rng: random.Random, records: Array) -> None:
     for _ in range(rng.choice((1, 1, 2, 3))):
-        name = rng.choice(records.dtype.names or ())
-        info = np.iinfo(records.dtype[name])
+        column = records[rng.choice(records.dtype.names)] if records.dtype.names else records
+        info = np.iinfo(column.dtype)
         value = rng.choice((0, 1, 2, 6, 12, 24, info.max, info.max // 2, info.min, rng.randrange(100)))
-        records[name][rng.randrange(len(records))] = value
+        column[rng.randrange(len(column))] = value
 
 
 def mutate(rng: random.Random, folder: Path) -> None:
     kind = rng.randrange(5)
+    rest = [path.name for path in folder.iterdir() if path.name not in (META_NAME, "images.npy")]
     if kind < 3:
-        path = folder / ((META_NAME, "images.npy", rng.choice(("files.npy", "names.npy", "pixels.npy")))[kind])
+        path = folder / ((META_NAME, "images.npy", rng.choice(sorted(rest)))[kind])
         if path.name != "pixels.npy":
             write(path, flip_bytes(rng, path.read_bytes()))
         else:  # pixels are believed until `verify` reads them, their header is not
@@ -103,7 +116,8 @@ def mutate(rng: random.Random, folder: Path) -> None:
     elif kind == 3:
         change_meta(folder, lambda fields: spoil_fields(rng, fields))
     else:
-        change_array(folder, rng.choice(("images", "files")), lambda records: spoil_records(rng, records))
+        names = [name for name in ("images", "files", BLOCKS) if (folder / f"{name}.npy").exists()]
+        change_array(folder, rng.choice(names), lambda records: spoil_records(rng, records))
 
 
 def read_all(folder: Path) -> bytes:
@@ -117,6 +131,7 @@ def read_all(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("folder", ["none", *PACKINGS], indirect=True)
 def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
     rng = random.Random(0)
     originals = {path: path.read_bytes() for path in folder.iterdir()}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_data.augment import Foreign, Layers
+from lit_data.augment import ExternalTransform, Layers
 from lit_data.errors import ConfigError
 
 SEEDS: list[Literal["batch", "sample"]] = ["batch", "sample"]
@@ -46,7 +46,7 @@ def _layers(batch: int = 4, channels: int = 3, height: int = 12, width: int = 16
     return Layers(images, torch.randint(0, 8, (batch, 1, height, width), generator=generator))
 
 
-def _run(foreign: Foreign, layers: Layers, index: Any = None, *, seed: int = 0, epoch: int = 0) -> Layers:
+def _run(foreign: ExternalTransform, layers: Layers, index: Any = None, *, seed: int = 0, epoch: int = 0) -> Layers:
     index = np.arange(len(layers.images)) if index is None else index
     result: Layers = foreign(layers, foreign.draw(seed, epoch, index, layers.images.shape[1]))
     return result
@@ -57,7 +57,7 @@ def _run(foreign: Foreign, layers: Layers, index: Any = None, *, seed: int = 0, 
     "module", [Noise(), ka.RandomAffine(30.0, p=0.7), [ka.RandomHorizontalFlip(), ka.RandomGaussianNoise(p=1.0)]]
 )
 def test_results_depend_on_seed_epoch_and_sample_alone(module: Any, seed_per: Literal["batch", "sample"]) -> None:
-    layers, foreign = _layers(), Foreign(module, seed_per=seed_per)
+    layers, foreign = _layers(), ExternalTransform(module, seed_per=seed_per)
     first = _run(foreign, layers)
     torch.rand(3), np.random.rand(), random.random()  # noqa: NPY002
     assert torch.equal(_run(foreign, layers).images, first.images)
@@ -69,7 +69,7 @@ def test_seeds_of_samples_do_not_see_the_batch_and_those_of_batches_do() -> None
     layers = _layers()
     part = Layers(layers.images[[2, 0]])
     for seed_per in SEEDS:
-        foreign = Foreign(Noise(), seed_per=seed_per)
+        foreign = ExternalTransform(Noise(), seed_per=seed_per)
         whole, some = _run(foreign, layers).images, _run(foreign, part, [2, 0]).images
         assert torch.equal(some, whole[[2, 0]]) == (seed_per == "sample")
         draws = foreign.draw(0, 0, np.arange(5), 3)["augment_foreign"]
@@ -89,7 +89,7 @@ def test_seeds_of_samples_do_not_see_the_batch_and_those_of_batches_do() -> None
 def test_kornia_moves_masks_with_images(module: Any, seed_per: Literal["batch", "sample"]) -> None:
     blocks = torch.randint(0, 8, (4, 1, 3, 4), generator=torch.Generator().manual_seed(0))
     masks = blocks.repeat_interleave(8, 2).repeat_interleave(8, 3)
-    moved = _run(Foreign(module, seed_per=seed_per), Layers(masks.float() / 7, masks))
+    moved = _run(ExternalTransform(module, seed_per=seed_per), Layers(masks.float() / 7, masks))
     assert moved.masks is not None
     assert moved.masks.dtype == torch.int64
     assert set(moved.masks.unique().tolist()) <= set(range(8))
@@ -107,7 +107,7 @@ def test_kornia_moves_boxes_with_images(module: nn.Module, seed_per: Literal["ba
         left, top = 3 + 2 * row, 5 + row
         images[row, 0, top : top + 4, left : left + 6] = 1
         boxes.append([row, row, (left + 3) / 24, (top + 2) / 24, 6 / 24, 4 / 24])
-    moved = _run(Foreign(module, seed_per=seed_per, min_box_px=1), Layers(images, None, torch.tensor(boxes)))
+    moved = _run(ExternalTransform(module, seed_per=seed_per, min_box_px=1), Layers(images, None, torch.tensor(boxes)))
     assert moved.boxes is not None
     assert moved.boxes[:, 0].tolist() == [0, 1, 1, 3, 4, 5]
     size = torch.tensor(moved.size_px[::-1])
@@ -122,13 +122,13 @@ def test_kornia_moves_boxes_with_images(module: nn.Module, seed_per: Literal["ba
 def test_no_boxes_are_moved_too() -> None:
     layers = Layers(_layers().images, None, torch.zeros(0, 6))
     for seed_per in SEEDS:
-        moved = _run(Foreign(ka.RandomHorizontalFlip(), seed_per=seed_per), layers)
+        moved = _run(ExternalTransform(ka.RandomHorizontalFlip(), seed_per=seed_per), layers)
         assert moved.boxes is not None
         assert moved.boxes.shape == (0, 6)
 
 
 def test_numbers_of_kornia_are_drawn_on_the_host() -> None:
-    foreign = Foreign([ka.RandomAffine(30.0), ka.ColorJiggle(0.1, 0.1, 0.1, 0.1)])
+    foreign = ExternalTransform([ka.RandomAffine(30.0), ka.ColorJiggle(0.1, 0.1, 0.1, 0.1)])
     for child in foreign.module.modules():
         if isinstance(child, ka.AugmentationBase2D):
             child.set_rng_device_and_dtype(torch.device("cpu"), torch.float64)
@@ -139,15 +139,15 @@ def test_numbers_of_kornia_are_drawn_on_the_host() -> None:
 
 def test_a_module_of_two_arguments_gets_the_masks() -> None:
     layers = _layers()
-    moved = _run(Foreign(Mirror()), layers)
+    moved = _run(ExternalTransform(Mirror()), layers)
     assert layers.masks is not None
     assert moved.masks is not None
     assert torch.equal(moved.masks, layers.masks.flip(3))
-    assert _run(Foreign(Mirror()), Layers(layers.images)).masks is None
+    assert _run(ExternalTransform(Mirror()), Layers(layers.images)).masks is None
 
 
 def test_a_module_of_one_argument_leaves_the_masks_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    layers, foreign = _layers(), Foreign(Tracked(), seed_per="sample")
+    layers, foreign = _layers(), ExternalTransform(Tracked(), seed_per="sample")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             result = _run(foreign, layers)
@@ -172,14 +172,14 @@ def test_a_module_of_one_argument_leaves_the_masks_and_says_so_once(caplog: pyte
 )
 def test_bad_options(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        Foreign(**arguments)
+        ExternalTransform(**arguments)
 
 
 def test_what_cannot_be_done_is_refused() -> None:
     layers = Layers(_layers().images, None, torch.zeros(0, 6))
     with pytest.raises(ConfigError, match="Noise is not of Kornia and cannot move boxes"):
-        _run(Foreign(Noise()), layers)
-    sizes = Foreign(RandomCut(), seed_per="sample")
+        _run(ExternalTransform(Noise()), layers)
+    sizes = ExternalTransform(RandomCut(), seed_per="sample")
     with pytest.raises(ConfigError, match="samples came out in different sizes"):
         _run(sizes, Layers(_layers(8).images))
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datamodules import defect_placement as backend
-from lit_data.datamodules.defect_placement import DrawingBackend, choose_backend
+from lit_data.datamodules import placement as backend
+from lit_data.datamodules.placement import DrawingBackend, Places, choose_drawing
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.errors import ConfigError
@@ -57,15 +57,18 @@ def test_on_the_same_cores_the_cheaper_one_draws(
 ) -> None:
     _pretend(monkeypatch, cpu_us, device_us)
     with caplog.at_level(logging.INFO):
-        choice = choose_backend(dataset, writer, batch_size=8, workers=2, device=CPU, world_size=1)
+        choice = choose_drawing(dataset, writer, 8, Places(2, CPU, 1))
     assert (choice.backend, choice.cpu_us, choice.device_us) == (chosen, cpu_us, device_us)
     name = "workers" if chosen == "cpu" else "device"
-    assert f"defects: drawn by the {name}: cpu draws a sample in {device_us} us, a worker in {cpu_us} us" in caplog.text
+    assert (
+        f"defects: drawn by the {name}: a sample takes cpu {device_us} us, a worker {cpu_us} us; 2 of them"
+        in caplog.text
+    )
 
 
 def test_both_are_really_measured(dataset: StripeDataset, writer: DefectWriter) -> None:
     before = dataset.cut(np.array([0]), np.array([[0, 0]]))
-    choice = choose_backend(dataset, writer, batch_size=4, workers=2, device=CPU, world_size=1)
+    choice = choose_drawing(dataset, writer, 4, Places(2, CPU, 1))
     assert choice.cpu_us is not None
     assert choice.device_us is not None
     assert choice.backend == ("cpu" if choice.cpu_us <= choice.device_us else "device")
@@ -73,7 +76,7 @@ def test_both_are_really_measured(dataset: StripeDataset, writer: DefectWriter) 
 
 
 def test_ranks_do_not_measure(dataset: StripeDataset, writer: DefectWriter) -> None:
-    choice = choose_backend(dataset, writer, batch_size=4, workers=2, device=CPU, world_size=2)
+    choice = choose_drawing(dataset, writer, 4, Places(2, CPU, 2))
     assert (choice.backend, choice.cpu_us) == ("cpu", None)
     assert "2 ranks must agree" in choice.reason
 
@@ -106,7 +109,7 @@ def test_workers_that_cannot_draw(dataset: StripeDataset, writer: DefectWriter) 
 
 @pytest.mark.gpu
 def test_a_gpu_draws_large_batches(dataset: StripeDataset, writer: DefectWriter) -> None:
-    choice = choose_backend(dataset, writer, batch_size=18, workers=1, device=torch.device("cuda"), world_size=1)
+    choice = choose_drawing(dataset, writer, 18, Places(1, torch.device("cuda"), 1))
     assert choice.device_us is not None
     assert choice.device_us > 0
     assert choice.cpu_us is not None

@@ -1,4 +1,4 @@
-"""`Foreign`: a module of the user's own, which draws from the global generators, as an augmentation."""
+"""`ExternalTransform`: a module of the user's own, which draws from the global generators, as an augmentation."""
 
 import inspect
 import logging
@@ -54,7 +54,7 @@ _KEY: Final = "augment_foreign"
 _KORNIA: Final = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2)
 
 
-class Foreign(Augmentation):
+class ExternalTransform(Augmentation):
     """Runs a module with the global generators seeded, and puts their states back.
 
     Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest neighbour) and boxes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datasets.detection.baselines import (
+from benchmarks.mosaic_variants import (
     MosaicRecipe,
     OriginalMosaics,
     change_colours,

@@ -1,0 +1,252 @@
+"""Who draws defects and finishes training batches: the workers of the loader, or the device of the batch."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import Any, Final, Literal, get_args
+
+import lightning as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lit_data.checks import check_choice
+from lit_data.datasets import StripeDataset
+from lit_data.datasets.stripes.drawn import DefectWriter
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions
+from lit_data.loading.device_timer import read_clock
+from lit_data.loading.machine import count_cores
+from lit_data.synthesis import render, sample_plan
+from lit_data.types import Array, Batch, FieldSpec, RowWriter
+
+log = logging.getLogger(__name__)
+
+
+Backend = Literal["auto", "cpu", "device"]
+_CPU: Final = torch.device("cpu")
+_REPEATS: Final = 3
+_MEASURED: Final = 64
+_LEAST_US: Final = 50
+"""Of finishing a sample; what takes less is only cast, which a worker's copy of four times the bytes costs as well."""
+_CANNOT: Final = (
+    "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels (layouts channels and "
+    "files) and pixels on the host (not cache=device). Set data.backend=auto"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who does a work, and why.
+
+    Attributes:
+        backend: `cpu` are the workers.
+        reason: In words.
+        cpu_us: Measured time of one worker for one sample, None if nothing was measured.
+        device_us: Measured time of the device for one sample.
+    """
+
+    backend: Literal["cpu", "device"]
+    reason: str
+    cpu_us: float | None = None
+    device_us: float | None = None
+
+
+class DrawingBackend:
+    """Chooses who draws, once for a datamodule.
+
+    Args:
+        backend: As configured.
+
+    Raises:
+        ConfigError: It is none of `Backend`.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        check_choice("backend", backend, get_args(Backend))
+        self.backend, self.choice = backend, None if backend == "auto" else Placement(backend, "as configured")
+
+    def choose(
+        self, dataset: StripeDataset, writer: DefectWriter | None, loader: LoaderOptions, trainer: L.Trainer | None
+    ) -> DefectWriter | None:
+        """What the workers of a loader draw with; none where the device of the batch draws.
+
+        Args:
+            dataset: The samples, without defects.
+            writer: What workers would draw with; none where they cannot.
+            loader: The options of the loader.
+            trainer: The Trainer, if there is one.
+
+        Raises:
+            ConfigError: Workers shall draw and cannot.
+        """
+        if writer is None or not dataset.pixels:
+            if self.backend == "cpu":
+                raise ConfigError(_CANNOT)
+            return None
+        if not len(dataset):
+            return None
+        if self.choice is None:
+            places = Places.of(loader, trainer)
+            self.choice = choose_drawing(dataset, writer, loader.count_batch(places.world_size), places)
+        return writer if self.choice.backend == "cpu" else None
+
+    def to_plain(self) -> dict[str, dict[str, Any]]:
+        """For ``loader.json``."""
+        return {"defects": asdict(self.choice)} if self.choice else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a work of a run can be done.
+
+    Args:
+        workers: Of the loader, for each rank; 0 is the main thread.
+        device: Where batches go.
+        world_size: With several ranks nothing is measured, since each could find something else.
+    """
+
+    workers: int
+    device: torch.device
+    world_size: int = 1
+
+    @classmethod
+    def of(cls, loader: LoaderOptions, trainer: L.Trainer | None) -> "Places":
+        """Those of a loader and of a Trainer, if there is one."""
+        ranks = trainer.world_size if trainer else 1
+        workers = count_cores(ranks) if loader.num_workers == "auto" else loader.num_workers
+        cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = trainer.strategy.root_device if trainer else cuda
+        return cls(0 if loader.worker_kind == "inline" else workers, device, ranks)
+
+    def choose(
+        self, work: str, by_worker: Callable[[], object], on_device: Callable[[], object], count: int
+    ) -> Placement:
+        """Measure both, and print what was found.
+
+        A device works between two steps, so all of its time counts. Workers do so beside the training: where that
+        happens on a CUDA device, their time counts for as much as all of them together would hold up a batch; where it
+        happens on their own cores, all of it counts.
+
+        Args:
+            work: What it is called in the message.
+            by_worker: The work on some samples, as a worker does it.
+            on_device: The same on the device.
+            count: How many samples.
+        """
+        if self.world_size > 1:
+            backend: Literal["cpu", "device"] = "device" if self.device.type == "cuda" else "cpu"
+            return Placement(backend, f"{self.world_size} ranks must agree, so nothing was measured")
+        cpu_us, device_us = (_measure(do, self.device) / count for do in (by_worker, on_device))
+        beside = cpu_us / max(1, self.workers) if self.device.type == "cuda" else cpu_us
+        choice = Placement(
+            "cpu" if beside <= device_us else "device",
+            f"a sample takes {self.device.type} {device_us:.3g} us, a worker {cpu_us:.3g} us; {self.workers} of them",
+            cpu_us,
+            device_us,
+        )
+        log.info("%s by the %s: %s", work, "workers" if choice.backend == "cpu" else "device", choice.reason)
+        return choice
+
+
+def choose_drawing(dataset: StripeDataset, writer: DefectWriter, batch_size: int, places: Places) -> Placement:
+    """Who draws the defects of a set, which may not be empty: measured on its first samples.
+
+    Args:
+        dataset: The samples.
+        writer: What a worker would use.
+        batch_size: Samples that are drawn together on the device, and by a worker.
+        places: Where.
+    """
+    count = min(batch_size, len(dataset))
+    rows = read_rows(dataset, np.arange(count))
+    return places.choose(
+        "defects: drawn",
+        lambda: _draw_by_worker(writer, rows),
+        lambda: _draw_on_device(writer, rows, places.device),
+        count,
+    )
+
+
+def read_rows(dataset: RowWriter, indices: NDArray[np.int64], epoch: int = 0) -> dict[str, Array]:
+    """Samples in memory of their own; none of their fields is ragged."""
+    rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    dataset.write_into(rows, indices, epoch)
+    return rows
+
+
+def _draw_by_worker(writer: DefectWriter, rows: dict[str, Array]) -> None:
+    images = rows["image"].copy()
+    masks = np.empty((len(images), 1, *images.shape[2:]), np.uint8)
+    writer.write_into(images, masks, rows["index"], 0)
+
+
+def _draw_on_device(writer: DefectWriter, rows: dict[str, Array], device: torch.device) -> None:
+    images = torch.from_numpy(rows["image"]).to(device).to(torch.float32)
+    plan = sample_plan(writer.spec, writer.seed, 0, rows["index"], rows["image"].shape[1:])
+    render(images, plan.to(device), writer.values)
+
+
+def _measure(draw: Callable[[], object], device: torch.device) -> float:
+    """The shortest of a few times, after one that warms up: microseconds."""
+    draw()
+    times_s = []
+    for _ in range(_REPEATS):
+        began_s = read_clock(device)
+        draw()
+        times_s.append(read_clock(device) - began_s)
+    return min(times_s) * 1e6
+
+
+class FinishedRows:
+    """Training samples as the model sees them: who reads them casts, draws into and augments them as well.
+
+    Args:
+        dataset: The samples as they are stored; none of their fields is ragged.
+        finish: Plans a batch of the CPU and finishes it on a device, each sample as it would in any other batch.
+    """
+
+    def __init__(self, dataset: RowWriter, finish: Callable[[Batch, torch.device], Batch]) -> None:
+        self.dataset, self.finish = dataset, finish
+
+    @cached_property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Those of a finished sample."""
+        blank = {key: torch.from_numpy(np.zeros((1, *f.shape), f.dtype)) for key, f in self.dataset.fields.items()}
+        made = self.finish(blank, _CPU)  # nothing is read, which may have to be fetched first
+        return {key: FieldSpec(tuple(value.shape[1:]), value.numpy().dtype.name) for key, value in made.items()}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what a dataset may have beside, see `RowWriter`
+        if name in ("dataset", "finish", "fields") or name.startswith("__"):  # pickle asks before there is a dataset
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        """See `RowWriter`."""
+        for key, value in self.finish(self._read(indices, epoch), _CPU).items():
+            rows[key][:] = value.numpy()
+
+    def choose(self, loader: LoaderOptions, trainer: L.Trainer | None) -> Placement:
+        """Who shall finish batches: where those stay on the CPU the workers, for all else a step would wait for."""
+        if loader.augment_on != "auto":
+            return Placement("cpu" if loader.augment_on == "worker" else "device", "as configured")
+        places = Places.of(loader, trainer)
+        if not places.workers:
+            return Placement("device", "the main thread reads the samples")
+        on_cpu = places.device.type == "cpu"
+        if getattr(self.dataset, "fetches", False):
+            return Placement("cpu" if on_cpu else "device", "samples that must be fetched are not measured")
+        count = min(loader.count_batch(places.world_size), len(self), _MEASURED)
+        batch = self._read(np.arange(count), 0)
+        here, there = (partial(self.finish, batch, device) for device in (_CPU, places.device))
+        if not on_cpu:
+            return places.choose("batches: finished", here, there, count)
+        us = _measure(here, _CPU) / count
+        return Placement("cpu" if us > _LEAST_US else "device", f"a sample takes {us:.3g} us", cpu_us=us)
+
+    def _read(self, indices: NDArray[np.int64], epoch: int) -> Batch:
+        return {key: torch.from_numpy(rows) for key, rows in read_rows(self.dataset, indices, epoch).items()}

@@ -1,0 +1,246 @@
+"""`ShardCache`: the local copies of shards, within a number of bytes, shared by all processes of a machine."""
+
+import fcntl
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Self
+
+from rich.filesize import decimal
+
+from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.io.remote.objects import Objects
+from lit_data.io.shards.index import Shard
+from lit_data.io.store.mapping import TAR_SUFFIX
+from lit_data.io.store.store import DecodedStore
+from lit_data.io.temp import sweep, temp_folder
+
+log = logging.getLogger(__name__)
+
+_LOCKS: Final = 64
+_TRIES: Final = 5
+_TOUCH_S: Final = 1.0
+
+
+class ShardCache:
+    """Opens shards, fetching those that are not there and removing those that have not been used for the longest.
+
+    One process fetches a shard while the others that need it wait. A shard that is removed while somebody reads it
+    stays readable to them: its room on the disk is free when they let it go, which each process does with all but what
+    it used last, half of the bound at most.
+
+    Args:
+        folder: Of the copies; it is made.
+        shards: Of the set.
+        objects: Where they come from.
+        max_bytes: Of all copies together.
+
+    Raises:
+        ConfigError: The bound is less than four shards.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[Shard], objects: Objects, max_bytes: int) -> None:
+        largest = max(shard.nbytes for shard in shards)
+        if max_bytes < min(4 * largest, sum(shard.nbytes for shard in shards)):
+            raise ConfigError(
+                f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four shards, the largest of "
+                f"{objects} has {decimal(largest)}: raise it to {4 * largest} or more"
+            )
+        self.folder, self.shards, self.max_bytes, self._objects = folder, shards, max_bytes, objects
+        self._opened: OrderedDict[int, tuple[DecodedStore, float]] = OrderedDict()
+        self._opened_bytes = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, Sequence[Shard], Objects, int]]:
+        return type(self), (self.folder, self.shards, self._objects, self.max_bytes)
+
+    def open(self, number: int) -> DecodedStore:
+        """The store of a shard, which is fetched if it is not there.
+
+        Raises:
+            DataError: It cannot be fetched, or is damaged there.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            found, touched_s = self._opened.get(number, (None, 0.0))
+            if found is not None:
+                is_old = now_s - touched_s > _TOUCH_S
+                self._opened[number] = found, now_s if is_old else touched_s
+                self._opened.move_to_end(number)
+        if found is None:
+            found = self._open_file(number)
+            self._keep(number, found, now_s)
+        elif is_old:
+            self._stamp(number, time.time())
+        return found
+
+    def fetch(self, number: int) -> Path:
+        """The local copy of a shard, which is made if it is not there."""
+        path, shard = self._path(number), self.shards[number]
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with _hold(self.folder / f"{number % _LOCKS:02}.lock"):
+                if not path.exists():
+                    self._fetch(shard, path)
+        return path
+
+    def release(self, number: int) -> None:
+        """Say that a shard is not needed any more before others are."""
+        self._stamp(number, 0.0)
+
+    def _open_file(self, number: int) -> DecodedStore:
+        for left in reversed(range(_TRIES)):
+            path = self.fetch(number)
+            try:
+                return DecodedStore.open(path)
+            except StoreError:
+                if path.exists() or not left:
+                    raise
+        raise AssertionError
+
+    def _keep(self, number: int, store: DecodedStore, now_s: float) -> None:
+        with self._lock:
+            if number not in self._opened:
+                self._opened_bytes += self.shards[number].nbytes
+            self._opened[number] = store, now_s
+            while self._opened_bytes > self.max_bytes // 2 and len(self._opened) > 1:
+                self._opened_bytes -= self.shards[self._opened.popitem(last=False)[0]].nbytes
+
+    def _fetch(self, shard: Shard, path: Path) -> None:
+        with temp_folder(self.folder) as temp:
+            part = temp / f"{shard.nbytes}.part"
+            with _hold(self.folder / "room.lock"):
+                self._make_room(shard.nbytes)
+                part.touch()  # from here on others count it
+            for is_last in (False, True):
+                self._objects.get(shard.name, part)
+                if find_sum(part) == shard.sha256:
+                    break
+                if is_last:
+                    raise DataError(f"{self._objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it again")
+            part.rename(path)
+        log.debug("fetched %s", shard.name)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove copies until so many bytes fit within the bound, or there are no more."""
+        sweep(self.folder)
+        found = [(status.st_mtime_ns, status.st_size, path) for path, status in self._list_copies()]
+        used = sum(size for _, size, _ in found) + self._count_coming()
+        for _, size, path in sorted(found):
+            if used + nbytes <= self.max_bytes:
+                return
+            path.unlink(missing_ok=True)
+            used -= size
+
+    def _list_copies(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in self.folder.glob(f"*{TAR_SUFFIX}"):
+            with suppress(FileNotFoundError):
+                yield path, path.stat()
+
+    def _count_coming(self) -> int:
+        """Bytes of the shards that are being fetched."""
+        names: list[str] = []
+        for folder in self.folder.glob(".build-*"):
+            with suppress(FileNotFoundError):  # it has just come
+                names += [path.name for path in folder.iterdir()]
+        return sum(int(name.partition(".")[0]) for name in names)
+
+    def _stamp(self, number: int, time_s: float) -> None:
+        with suppress(OSError):  # it was removed, and stays readable here
+            os.utime(self._path(number), (time_s, time_s))
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{self.shards[number].sha256}{TAR_SUFFIX}"
+
+
+class Prefetch:
+    """Fetches shards in the order in which an epoch needs them, some ahead of the samples that are handed out.
+
+    Args:
+        cache: Of the shards.
+        numbers: Shards, in the order of their first use.
+        lasts: For each the last sample that needs it.
+
+    Attributes:
+        max_bytes: Of shards that are fetched and will still be needed; half of what the cache holds.
+    """
+
+    def __init__(self, cache: ShardCache, numbers: Sequence[int], lasts: Sequence[int], threads: int = 4) -> None:
+        self.max_bytes = cache.max_bytes // 2
+        self._cache, self._numbers, self._lasts = cache, numbers, lasts
+        self._next, self._live_bytes, self._is_closed, self._has_begun = 0, 0, False, False
+        self._live: dict[int, int] = {}
+        self._changed = threading.Condition()
+        for _ in range(min(threads, len(numbers))):
+            threading.Thread(target=self._work, name="lit_data shards", daemon=True).start()
+
+    def advance(self, samples: int) -> None:
+        """Say how many samples have been read."""
+        with self._changed:
+            done = [number for number, last in self._live.items() if last < samples]
+            for number in done:
+                del self._live[number]
+                self._live_bytes -= self._cache.shards[number].nbytes
+            if done:
+                self._changed.notify_all()
+        for number in done:
+            self._cache.release(number)
+
+    def close(self) -> None:
+        """Begin no more; what is under way ends by itself."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (number := self._take()) is not None:
+            try:
+                self._cache.fetch(number)
+            except (DataError, StoreError, OSError) as error:
+                log.info("%s", error)  # whoever needs it tries again, and says so
+            with self._changed:
+                self._has_begun = True
+                self._changed.notify_all()
+
+    def _take(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._next == len(self._numbers) or self._has_room())
+            if self._is_closed or self._next == len(self._numbers):
+                return None
+            number = self._numbers[self._next]
+            self._live[number] = self._lasts[self._next]
+            self._live_bytes += self._cache.shards[number].nbytes
+            self._next += 1
+            return number
+
+    def _has_room(self) -> bool:
+        nbytes = self._cache.shards[self._numbers[self._next]].nbytes
+        if not self._live:
+            return True
+        return self._has_begun and self._live_bytes + nbytes <= self.max_bytes  # the first one has the line alone
+
+
+@contextmanager
+def _hold(path: Path) -> Iterator[None]:
+    """Hold a lock among all processes and threads of this machine; the system gives it back if its holder dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with suppress(OSError):  # a file system without locks: some shards may be fetched twice
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a forked child may share the descriptor
+        os.close(fd)
+
+
+def find_sum(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

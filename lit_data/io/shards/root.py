@@ -1,0 +1,154 @@
+"""`ShardedRoot`: a set of shards, as a data source sees it: a local folder without the images, and the images."""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.files import replacing
+from lit_data.io.images.decoders import ImageSource
+from lit_data.io.remote import RemoteOptions
+from lit_data.io.remote.faults import UnreachableError
+from lit_data.io.remote.objects import Objects, open_objects
+from lit_data.io.remote.scope import find_fault
+from lit_data.io.shards.cache import ShardCache, find_sum
+from lit_data.io.shards.index import FORMAT, POINTER, ShardIndex
+from lit_data.io.shards.store import ShardedStore
+from lit_data.io.store.arrays import publish
+from lit_data.io.store.mapping import Tar, is_there
+from lit_data.io.store.store_retention import describe_options
+from lit_data.io.temp import build_lock, sweep, temp_folder
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 3600.0
+_SUM = re.compile(r"[0-9a-f]{64}")
+
+
+class ShardedRoot:
+    """The local side of a set of shards.
+
+    Args:
+        root: An address or a folder whose name ends with ``.shards``.
+        shelf: Where local copies of all sets lie.
+        options: How a server is read.
+        max_bytes: Of the copies of shards.
+    """
+
+    def __init__(self, root: str, shelf: Path, options: RemoteOptions, max_bytes: int) -> None:
+        self.objects: Objects = open_objects(root, options)
+        self._options, self._max_bytes = options, max_bytes
+        identity = f"{root} {options.endpoint_url or ''}"
+        digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", root.rstrip("/").rpartition("/")[2])[:64]
+        self._shelf = shelf / f"{name}-{digest}"
+
+    def refresh(self) -> None:
+        """Ask for a newer version of the set, and bring its index and files here.
+
+        Raises:
+            DataError: The set cannot be reached, is not there, or is damaged.
+        """
+        self._shelf.mkdir(parents=True, exist_ok=True)
+        with build_lock(self._shelf, wait_s=_WAIT_S, is_done=lambda: False):
+            sweep(self._shelf)
+            try:
+                said = self.objects.read(POINTER)
+            except UnreachableError as error:
+                if self._options.offline == "error" or not (self._shelf / POINTER).exists():
+                    raise
+                if self._options.offline != "always":
+                    log.warning("%s; going on with the set as it was known here", error)
+                return
+            pointer = _read_pointer(said, str(self.objects))
+            for part, sum_ in pointer.items():
+                self._bring(part, sum_)
+            with replacing(self._shelf / POINTER) as file:
+                file.write(said)
+
+    @property
+    def folder(self) -> Path:
+        """The files beside the images, at their places below the root that the set was made from."""
+        return self._shelf / f"files-{self._pointer['files']}"
+
+    @cached_property
+    def index(self) -> ShardIndex:
+        """What the set holds."""
+        return ShardIndex.open(self._shelf / f"index-{self._pointer['index']}.tar")
+
+    def list_images(self) -> list[ImageSource]:
+        """The files that each image was made from; they are not here."""
+        table, folder = self.index.sources, self.folder
+        return [
+            ImageSource(tuple(str(folder / name) for name in table.paths(number)))
+            for number in range(len(self.index.places))
+        ]
+
+    def open_images(self, decoder: str) -> ShardedStore:
+        """The images.
+
+        Args:
+            decoder: Fingerprint of the decoder that is asked for.
+
+        Raises:
+            ConfigError: They were decoded otherwise.
+        """
+        if changes := describe_options(self.index.facts["decoder"], decoder):
+            raise ConfigError(
+                f"{self.objects}: its images were decoded with other options: {', '.join(changes)}: set data.read as "
+                "it was, or run `python -m lit_data prepare` with prepare.store again"
+            )
+        cache = ShardCache(self._shelf / "shards", self.index.shards, self.objects, self._max_bytes)
+        return ShardedStore(self.index.path, self.folder, cache)
+
+    @property
+    def _pointer(self) -> Mapping[str, str]:
+        path = self._shelf / POINTER
+        if not path.exists():
+            self.refresh()
+        return _read_pointer(path.read_bytes(), str(path))
+
+    def _bring(self, part: str, sum_: str) -> None:
+        """Fetch the index, or the files, if that version is not here."""
+        target = self._shelf / (f"{part}-{sum_}" if part == "files" else f"{part}-{sum_}.tar")
+        if target.exists():
+            return
+        with temp_folder(self._shelf) as temp:
+            tar = temp / f"{part}.tar"
+            self.objects.get(f"{part}-{sum_}.tar", tar)
+            if find_sum(tar) != sum_:
+                raise DataError(f"{self.objects}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again")
+            if part != "files":
+                tar.rename(target)
+            elif not is_there(target):
+                _unpack(tar, temp / "files", str(self.objects))
+                publish(temp / "files", target)
+
+
+def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
+    """SHA-256 sums of the index and of the files."""
+    try:
+        said: dict[str, Any] = json.loads(content)
+        is_known = said["format"] == FORMAT and all(_SUM.fullmatch(said[part]) for part in ("index", "files"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{what}: {POINTER} is none of a set of shards ({error!s:.80})") from error
+    if not is_known:
+        raise DataError(f"{what}: the set has format {said['format']!r:.20}, this version reads {FORMAT}")
+    return {part: str(said[part]) for part in ("index", "files")}
+
+
+def _unpack(tar: Path, folder: Path, what: str) -> None:
+    """Write the files of a tar into a new folder, none of them elsewhere."""
+    folder.mkdir()
+    with tar.open("rb") as file:
+        for name, (begin, nbytes) in Tar.open(tar).members.items():
+            if fault := find_fault(name):
+                raise DataError(f"{what}: the name of a file {fault}: {name!a:.80}")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            file.seek(begin)
+            (folder / name).write_bytes(file.read(nbytes))

@@ -1,0 +1,130 @@
+"""Maps of the files of stores, and folders of files that travel as one, an uncompressed tar."""
+
+import mmap
+import os
+import stat
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from lit_data.errors import StoreCorruptError, StoreError, show_path
+from lit_data.io.store.writer import new_file
+
+TAR_SUFFIX: Final = ".tar"
+
+
+class Mapped(NamedTuple):
+    """A place in a map of a file."""
+
+    data: mmap.mmap
+    begin: int
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a store has been published at ``folder``; False also where that cannot be looked up."""
+    return os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir raises where a name is too long or a parent closed
+
+
+def open_regular(path: Path) -> int:
+    """Open a file of a store for reading, without waiting on a pipe or device that stands in its place.
+
+    Raises:
+        StoreError: It cannot be opened.
+        StoreCorruptError: It is missing or not a regular file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise corrupt(path, "expected a file, found nothing") from error
+    except OSError as error:
+        raise StoreError(f"{show_path(path)} cannot be read: {error.strerror}; check its permissions") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise corrupt(path, "not a regular file")
+    return fd
+
+
+def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
+    """Map a file of a store for reading.
+
+    Raises:
+        StoreError: It cannot be opened.
+        StoreCorruptError: It has not the length that `meta.json` says.
+    """
+    fd = open_regular(path)
+    try:
+        found_bytes = os.fstat(fd).st_size
+        if found_bytes != expected_bytes:
+            raise corrupt(path, f"expected {expected_bytes} bytes, found {found_bytes}")
+        return mmap.mmap(fd, expected_bytes, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
+def write_tar(files: Mapping[str, Path], target: Path) -> None:
+    """One file of several, the same bytes for the same files.
+
+    Args:
+        files: By their names in it.
+        target: A new file, whose name ends with `TAR_SUFFIX`.
+    """
+    with (
+        new_file(target) as fd,
+        os.fdopen(os.dup(fd), "wb") as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name, path in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = path.stat().st_size
+            with path.open("rb") as content:
+                tar.addfile(member, content)
+
+
+@dataclass(frozen=True, slots=True)
+class Tar:
+    """A folder of files in one.
+
+    Attributes:
+        path: Of the file.
+        nbytes: Of the file.
+        members: Where each file of the folder begins, and its size.
+    """
+
+    path: Path
+    nbytes: int
+    members: Mapping[str, tuple[int, int]]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Find the files in a tar.
+
+        Raises:
+            StoreError: It cannot be opened.
+            StoreCorruptError: It is no tar.
+        """
+        with os.fdopen(open_regular(path), "rb") as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            try:
+                with tarfile.open(fileobj=file, mode="r:") as tar:
+                    found = {member.name: (member.offset_data, member.size) for member in tar if member.isreg()}
+            except (tarfile.TarError, ValueError, OverflowError) as error:
+                raise corrupt(path, f"no tar of a store ({error!s:.200})") from error
+        inside = {name: place for name, place in found.items() if 0 <= place[0] <= sum(place) <= nbytes}
+        return cls(path, nbytes, inside)
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """The beginning of a file; nothing where it is not there."""
+        begin, nbytes = self.members.get(name, (0, 0))
+        with self.path.open("rb") as file:
+            file.seek(begin)
+            return file.read(min(nbytes, most_bytes))
+
+
+def corrupt(path: Path, problem: str) -> StoreCorruptError:
+    """Make the error for a file of a store whose content is wrong."""
+    folder = show_path(path.parent)
+    return StoreCorruptError(
+        f"{show_path(path)}: {problem}; delete the folder {folder} and run `python -m lit_data prepare` again"
+    )

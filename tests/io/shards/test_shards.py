@@ -1,0 +1,406 @@
+"""Sets in shards: written once and gone on with, read back to the bit, within the bytes that they may take here."""
+
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.stripe_files import StripeFiles
+from lit_data.datasets.inspection.splitting import group_similar
+from lit_data.errors import ConfigError, DataError, StoreCorruptError
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.writing import write_png
+from lit_data.io.remote import RemoteOptions
+from lit_data.io.remote.objects import FolderObjects
+from lit_data.io.shards.cache import Prefetch, ShardCache
+from lit_data.io.shards.store import ShardedStore
+from lit_data.io.store.bands import StoreOptions
+from lit_data.types import Array
+from tests.io.remote.servers import WebServer
+
+IMAGES = 24
+SHARD_BYTES = 30_000  # five images of 60 x 100 grey pixels
+Make = Callable[..., InspectionFiles]
+
+
+def draw(number: int) -> Array:
+    return np.random.default_rng(number).integers(0, 255, (60, 100), np.uint8)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number in range(IMAGES):
+        write_png(tmp_path / "photos/images" / f"{number:02}.png", draw(number))
+        if number % 3 == 0:
+            write_png(
+                tmp_path / "photos/masks" / f"{number:02}.png", (draw(number) > 250).astype(np.uint8) * np.uint8(255)
+            )
+    write_png(tmp_path / "photos/images/23.png", draw(22))  # shows the same as the one before
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def open_files(root: Path | str, place: str = "cache", **options: Any) -> InspectionFiles:
+        given = {"patterns": ("**/*",), "masks": None, "cache": "store", "cache_bytes": 2**30, "on_bad": "error"}
+        remote = {"remote": RemoteOptions(backoff_s=0.01, retries=2)}
+        read = {"read": ReadOptions()}
+        return InspectionFiles(root=str(root), cache_dir=str(tmp_path / place), **(given | remote | read | options))  # type: ignore[arg-type]
+
+    return open_files
+
+
+@pytest.fixture
+def address(make: Make, root: Path, tmp_path: Path) -> Path:
+    address = tmp_path / "there" / "set.shards"
+    report = make(root).publish(str(address), SHARD_BYTES)
+    assert report == {"images": 24, "skipped": 0, "shards": 5, "shards_kept": 0, "bytes": report["bytes"]}
+    return address
+
+
+def list_shards(address: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (address / "shards").iterdir()}
+
+
+def open_store(files: InspectionFiles) -> ShardedStore:
+    store = files.open_images()
+    assert isinstance(store, ShardedStore)
+    return store
+
+
+def test_images_masks_and_names_come_back(make: Make, root: Path, address: Path) -> None:
+    here, there = make(root), make(address, "other")
+    local, store = here.open_images(), open_store(there)
+    assert (len(store), store.channels, store.dtype.name) == (IMAGES, 1, "uint8")
+    for number in range(IMAGES):
+        np.testing.assert_array_equal(store[number], local[number])
+    assert there.names(store) == here.names(local)
+    masks, wanted = there.open_all_masks(store)[0], here.open_all_masks(local)[0]
+    assert masks is not None
+    assert wanted is not None
+    assert masks.of_image.tolist() == wanted.of_image.tolist()
+    for number in range(IMAGES):
+        np.testing.assert_array_equal(masks[number], wanted[number])
+    assert there.found.kinds == here.found.kinds
+    assert store.source_states.tolist() == local.source_states.tolist()  # type: ignore[attr-defined]
+    assert store.verify(progress=False) == []
+
+
+def test_patches_are_those_of_the_images(make: Make, root: Path, address: Path) -> None:
+    local, store = make(root).open_images(), open_store(make(address, "other"))
+    rng = np.random.default_rng(0)
+    numbers, tops, lefts = rng.integers(0, IMAGES, 50), rng.integers(-30, 60, 50), rng.integers(-30, 100, 50)
+    found, wanted = np.zeros((2, 50, 1, 20, 30), np.uint8)
+    store.cut_into(numbers, tops, lefts, found)
+    local.cut_into(numbers, tops, lefts, wanted)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(found, wanted)
+    copy = pickle.loads(pickle.dumps(store))
+    np.testing.assert_array_equal(copy[5], local[5])
+    assert len(pickle.dumps(store)) < 3000
+
+
+def test_what_shows_the_same_is_known_without_reading(make: Make, root: Path, address: Path) -> None:
+    store = open_store(make(address, "other"))
+    groups = group_similar(store, None)
+    assert groups.tolist() == group_similar(make(root).open_images(), None).tolist()
+    assert groups[22] == groups[23]
+    assert not list(store.cache.folder.glob("*.tar"))
+
+
+def test_a_run_that_was_ended_goes_on(make: Make, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, put, left = tmp_path / "set.shards", FolderObjects.put, iter([True] * 3)
+
+    def stop(self: FolderObjects, path: Path, name: str) -> None:
+        if not next(left, False):
+            raise KeyboardInterrupt
+        put(self, path, name)
+
+    monkeypatch.setattr(FolderObjects, "put", stop)
+    with pytest.raises(KeyboardInterrupt):
+        make(root).publish(str(address), SHARD_BYTES)
+    first = list_shards(address)
+    assert len(first) == 3
+    with pytest.raises(DataError, match=r"set.json: not found; check data.root"):
+        make(address, "other").open_images()
+    monkeypatch.setattr(FolderObjects, "put", put)
+    for cache in ("cache", "another machine"):
+        assert make(root, cache).publish(str(address), SHARD_BYTES)["shards_kept"] == (3 if cache == "cache" else 5)
+        assert first.items() <= list_shards(address).items()
+    assert len(open_store(make(address, "other"))) == IMAGES
+
+
+def test_only_the_shard_of_a_changed_image_is_written_anew(make: Make, root: Path, address: Path) -> None:
+    reader, before = make(address, "other"), list_shards(address)
+    assert not (reader.open_images()[7] == 9).all()
+    write_png(root / "images/07.png", np.full((60, 100), 9, np.uint8))
+    assert make(root).publish(str(address), SHARD_BYTES)["shards_kept"] == 4
+    assert len(list_shards(address).keys() - before.keys()) == 1
+    assert before.items() <= list_shards(address).items()  # who reads the old set goes on
+    assert not (make(address, "other").open_images()[7] == 9).all()  # what is here is taken as it is
+    newer = make(address, "other")
+    newer.refresh()
+    assert (newer.open_images()[7] == 9).all()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_shards_may_be_compressed_and_in_bands(make: Make, tmp_path: Path, compression: Any) -> None:
+    for number in range(3):
+        write_png(tmp_path / "wide" / f"{number}.png", np.tile(draw(number), (1, 12)))
+    here = make(tmp_path / "wide", store=StoreOptions(compression=compression))
+    here.publish(str(tmp_path / "wide.shards"), 150_000)
+    store = open_store(make(tmp_path / "wide.shards", "other"))
+    for number in range(3):
+        np.testing.assert_array_equal(store[number], here.open_images()[number])
+    rows = np.zeros((1, 1, 20, 30), np.uint8)
+    store.cut_into(np.array([2]), np.array([5]), np.array([600]), rows)
+    np.testing.assert_array_equal(rows[0], store[2][:, 5:25, 600:630])
+
+
+def test_bad_images_are_listed_or_left_out(make: Make, root: Path, tmp_path: Path) -> None:
+    (root / "images/04.png").write_bytes(b"no image")
+    (root / "images/05.png").write_bytes((root / "images/05.png").read_bytes()[:-500])
+    with pytest.raises(DataError, match=r"(?s)2 of 24 images are bad.*04\.png.*05\.png"):
+        make(root).publish(str(tmp_path / "set.shards"), SHARD_BYTES)
+    report = make(root, on_bad="skip").publish(str(tmp_path / "set.shards"), 1)  # a shard for each image
+    assert (report["images"], report["skipped"], report["shards"]) == (22, 2, 22)
+    store = open_store(make(tmp_path / "set.shards", "other"))
+    assert [path for path, _ in store.skipped] == ["images/04.png", "images/05.png"]
+    assert "images/04.png" not in make(tmp_path / "set.shards", "other").names(store)
+
+
+def test_copies_take_no_more_than_they_may(make: Make, address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 170_000
+    store = open_store(make(address, "other", cache_bytes=most))
+    asked = count_gets(monkeypatch)
+    taken = []
+    for number in [*range(IMAGES), 0]:
+        store[number]
+        taken.append(sum(path.stat().st_size for path in store.cache.folder.rglob("*") if path.is_file()))
+    assert max(taken) <= most
+    assert max(taken) > most // 2
+    assert len(asked) == 6  # each shard once, and the first again, which had to go
+    store.cache.release(4)
+    assert sorted(path.stat().st_mtime for path in store.cache.folder.glob("*.tar"))[0] == 0  # goes first
+    for number in (0, 1, 2):
+        np.testing.assert_array_equal(store[number][0], draw(number))
+
+
+def count_gets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    asked, get = [], FolderObjects.get
+
+    def count(self: FolderObjects, name: str, path: Path) -> None:
+        asked.append(name)
+        get(self, name, path)
+
+    monkeypatch.setattr(FolderObjects, "get", count)
+    return asked
+
+
+def test_a_shard_that_is_removed_stays_readable_to_its_readers(make: Make, address: Path) -> None:
+    store = open_store(make(address, "other"))
+    image = store[0]
+    wanted = image.copy()
+    for path in store.cache.folder.glob("*.tar"):
+        path.unlink()
+    np.testing.assert_array_equal(image, wanted)
+    np.testing.assert_array_equal(open_store(make(address, "other"))[0], wanted)
+
+
+def test_too_small_a_bound_is_refused(make: Make, address: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.cache_bytes=50000 .* must hold at least four shards, .* raise it to"):
+        make(address, "other", cache_bytes=50_000).open_images()
+
+
+def test_a_damaged_shard_is_named(make: Make, address: Path) -> None:
+    for path in (address / "shards").iterdir():
+        path.write_bytes(path.read_bytes()[:20_000] + path.read_bytes()[20_001:] + b" ")
+    store = open_store(make(address, "other"))
+    with pytest.raises(DataError, match=r"set.shards/shards/[0-9a-f-]*.tar: its SHA-256 sum is wrong, twice"):
+        store[0]
+    assert not list(store.cache.folder.glob("*.tar"))
+
+
+def test_a_copy_that_was_damaged_here_is_no_store(make: Make, address: Path) -> None:
+    store = open_store(make(address, "other"))
+    store.cache.fetch(0).write_bytes(b"x" * 1000)
+    with pytest.raises(StoreCorruptError, match="no tar of a store"):
+        store[0]
+
+
+def test_other_options_of_reading_are_refused(make: Make, address: Path) -> None:
+    files = make(address, "other", read=ReadOptions(invert=True))
+    with pytest.raises(ConfigError, match=r"decoded with other options: .*invert False -> True"):
+        files.open_images()
+
+
+@pytest.mark.parametrize("cache", ["lru", "none"])
+def test_shards_are_read_from_a_store_only(make: Make, address: Path, cache: str) -> None:
+    with pytest.raises(ConfigError, match=f"cache={cache}: a set of shards is read with data.cache=store"):
+        make(address, cache=cache)
+
+
+def test_addresses_that_are_no_sets(make: Make, root: Path, address: Path, tmp_path: Path) -> None:
+    for name in ("set", "https://host/set"):
+        with pytest.raises(ConfigError, match=r"whose name ends with .shards"):
+            make(root).publish(name, SHARD_BYTES)
+    with pytest.raises(ConfigError, match=r"whose name ends with .shards"):
+        make(address).publish(str(tmp_path / "b.shards"), SHARD_BYTES)
+    with pytest.raises(ConfigError, match=r"prepare\.shard_bytes"):
+        make(root).publish(str(tmp_path / "b.shards"), 0)
+    with pytest.raises(ConfigError, match=r"a web server is only read"):
+        make(root).publish("https://127.0.0.1:1/b.shards", SHARD_BYTES)
+    with pytest.raises(ConfigError, match=r"has none: set prepare\.verify=true"):
+        make(address).check()
+
+
+def fetch_all(store: ShardedStore, barrier: Any) -> None:
+    barrier.wait()
+    for number in range(len(store)):
+        store[number]
+
+
+@pytest.mark.slow
+def test_processes_and_threads_share_what_one_of_them_fetches(make: Make, address: Path, web: WebServer) -> None:
+    serve(address, web)
+    store = open_store(make(f"{web.url}/set.shards", "other"))
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(3)
+    processes = [context.Process(target=fetch_all, args=(store, barrier)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    with ThreadPoolExecutor(4) as pool:
+        barrier.wait()
+        list(pool.map(store.__getitem__, range(IMAGES)))
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    asked = {path: times for (method, path), times in web.asked.items() if method == "GET" and "/shards/" in path}
+    assert len(asked) == 5
+    assert set(asked.values()) == {1}
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with WebServer().running() as server:
+        yield server
+
+
+def serve(address: Path, web: WebServer) -> None:
+    for path in address.rglob("*"):
+        if path.is_file():
+            web.files[f"set.shards/{path.relative_to(address).as_posix()}"] = path.read_bytes()
+
+
+def test_lost_connections_cost_a_try_and_not_the_run(make: Make, address: Path, web: WebServer) -> None:
+    serve(address, web)
+    for path in [path for path in web.files if "/shards/" in path]:
+        web.faults[path] = ["cut", 503]
+    store = open_store(make(f"{web.url}/set.shards", "other"))
+    np.testing.assert_array_equal(store[3][0], draw(3))
+    for path in [path for path in web.files if "/shards/" in path]:
+        web.faults[path] = ["wrong"]  # is fetched again, as its sum says
+    np.testing.assert_array_equal(store[20][0], draw(20))
+
+
+def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> None:
+    serve(address, web)
+    files = make(f"{web.url}/set.shards", "other")
+    files.open_images()[0]
+    web.faults["set.shards/set.json"] = [503] * 9
+    again = make(f"{web.url}/set.shards", "other")
+    again.refresh()  # goes on with what is known here
+    np.testing.assert_array_equal(again.open_images()[0][0], draw(0))
+    web.faults["set.shards/set.json"] = [503] * 9
+    strict = make(f"{web.url}/set.shards", "other", remote=RemoteOptions(retries=0, offline="error"))
+    with pytest.raises(DataError, match="the server answers 503"):
+        strict.refresh()
+    never = make(f"{web.url}/set.shards", "other", remote=RemoteOptions(offline="always"))
+    never.refresh()
+    np.testing.assert_array_equal(never.open_images()[0][0], draw(0))
+    with pytest.raises(DataError, match="offline=always, and this is not all here"):
+        never.open_images()[IMAGES - 1]
+
+
+def test_what_an_epoch_needs_comes_ahead_of_it(make: Make, address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = count_gets(monkeypatch)
+    store = open_store(make(address, "other", cache_bytes=170_000))
+    asked.clear()
+    images = np.array([20, 23, 0, 1, 12, 13, 5, 6, 15])  # of shards 4 4 0 0 2 2 1 1 3
+    ahead = store.look_ahead(images)
+    wait_for(lambda: len(asked) == 2)  # half of the bound
+    names = [shard.name for shard in store.cache.shards]
+    for done, fetched in ((1, 2), (2, 3), (4, 4), (6, 5), (9, 5)):
+        ahead.advance(done)
+        wait_for(lambda fetched=fetched: len(asked) == fetched)  # type: ignore[misc]
+    assert sorted(asked[:2]) == sorted([names[4], names[0]])
+    assert asked[2:] == [names[2], names[1], names[3]]
+    ahead.close()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(200):
+        if is_so():
+            break
+        done.wait(0.02)
+    done.wait(0.05)
+    assert is_so()
+
+
+def test_what_cannot_be_fetched_ahead_is_told_where_it_is_needed(make: Make, address: Path) -> None:
+    store = open_store(make(address, "other"))
+    for path in (address / "shards").iterdir():
+        path.unlink()
+    Prefetch(store.cache, [0, 1], [3, 5])
+    with pytest.raises(DataError, match="not found"):
+        store[0]
+
+
+def test_leftovers_of_a_killed_process_are_removed(make: Make, address: Path) -> None:
+    store = open_store(make(address, "other"))
+    child = multiprocessing.get_context("fork").Process(target=leave_behind, args=(store.cache,))
+    child.start()
+    child.join(30)
+    assert list(store.cache.folder.glob(".build-*"))
+    store[0]
+    assert not list(store.cache.folder.glob(".build-*"))
+
+
+def leave_behind(cache: ShardCache) -> None:
+    cache._objects.get = lambda name, path: os._exit(0)  # type: ignore[method-assign]
+    cache.fetch(0)
+
+
+def test_stripes_in_shards(tmp_path: Path) -> None:
+    for number in range(6):
+        write_png(tmp_path / "stripes" / f"{number}.png", np.stack([draw(number + k) for k in range(3)], axis=2))
+        write_png(tmp_path / "stripes/masks" / f"{number}.png", (draw(number) > 250).astype(np.uint8))
+
+    def open_files(root: Path, cache: str) -> StripeFiles:
+        return StripeFiles(
+            root=str(root), patterns=("*",), masks="masks", cache="store", cache_bytes=2**30, on_bad="error",
+            cache_dir=str(tmp_path / cache), layout="channels", channels=(0, 1, 2), files=None,
+        )  # fmt: skip
+
+    here = open_files(tmp_path / "stripes", "one")
+    here.publish(str(tmp_path / "stripes.shards"), 40_000)
+    there = open_files(tmp_path / "stripes.shards", "two")
+    bank, wanted = there.open_images(), here.open_images()
+    assert isinstance(bank, ShardedStore)
+    masks, wanted_masks = (
+        files.open_masks([4, 1], opened, "train")[0] for files, opened in ((there, bank), (here, wanted))
+    )
+    assert masks is not None
+    assert wanted_masks is not None
+    for number in range(6):
+        np.testing.assert_array_equal(bank[number], wanted[number])
+    for number in range(2):
+        np.testing.assert_array_equal(masks[number], wanted_masks[number])

@@ -1,0 +1,189 @@
+"""Training from shards: the samples of the set, in an order that needs each shard once, on any number of ranks."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.cli import main
+from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule
+from lit_data.datasets.inspection.patches import SamplingOptions
+from lit_data.errors import ConfigError
+from lit_data.io.images.writing import write_png
+from lit_data.io.remote import RemoteOptions
+from lit_data.io.remote.objects import FolderObjects
+from lit_data.io.shards.store import ShardedStore
+from lit_data.loading import LoaderOptions, MicroBatchLoader
+from tests.io.remote.servers import s3_server
+
+IMAGES = 30
+SMALL = 300_000  # of ten shards of 72 kB
+Open = Callable[..., InspectionDataModule]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sets")
+    for number in range(IMAGES):
+        image = np.random.default_rng(number).integers(0, 200, (64, 96), np.uint8)
+        if number % 2:
+            mask = np.zeros((64, 96), np.uint8)
+            mask[10:30, 10:30] = 1
+            write_png(folder / "photos/masks" / f"{number:02}.png", mask)
+            image[10:30, 10:30] = 255
+        write_png(folder / "photos/images" / f"{number:02}.png", image)
+    data = InspectionDataModule(str(folder / "photos"), cache_dir=str(folder / "cache"))
+    assert data.source.publish(str(folder / "photos.shards"), 3 * 3 * 64 * 96)["shards"] == 10
+    return folder
+
+
+@pytest.fixture
+def open_data(sets: Path, tmp_path: Path) -> Open:
+    def open_(name: str = "photos.shards", **options: Any) -> InspectionDataModule:
+        loader = LoaderOptions(
+            **{"batch_size": 4, "num_workers": 2, "worker_kind": "thread"} | options.pop("loader", {})
+        )
+        given = {
+            "patch_px": 32,
+            "cache_dir": str(tmp_path),
+            "loader": loader,
+            "splits": {"train": 1.0, "val": 0, "test": 0},
+        }
+        data = InspectionDataModule(str(sets / name), **(given | options))
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    return open_
+
+
+def read_indices(loader: MicroBatchLoader, epoch: int = 0) -> list[int]:
+    loader.set_epoch(epoch)
+    found: list[int] = torch.cat([batch["index"] for batch in loader]).tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_batches_are_those_of_the_files(open_data: Open, kind: str) -> None:
+    options = {"loader": {"worker_kind": kind}, "sampling": SamplingOptions(positives=0.5, paste=0.5)}
+    local, there = open_data("photos", **options), open_data(**options)
+    assert isinstance(there.bank, ShardedStore)
+    for batch, wanted in zip(there.make_loader("train"), local.make_loader("train"), strict=True):
+        torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("positives", [None, 0.5])
+def test_an_epoch_takes_each_sample_and_fetches_each_shard_once(
+    open_data: Open, monkeypatch: pytest.MonkeyPatch, positives: float | None
+) -> None:
+    sampling = SamplingOptions(positives=positives)
+    everything = [Counter(read_indices(open_data(sampling=sampling).make_loader("train"), epoch)) for epoch in (0, 1)]
+    data = open_data(cache_bytes=SMALL, sampling=sampling)
+    bank = data.bank
+    assert isinstance(bank, ShardedStore)
+    for path in bank.cache.folder.glob("*.tar"):
+        path.unlink()
+    asked, get = [], FolderObjects.get
+    monkeypatch.setattr(FolderObjects, "get", lambda self, name, path: (asked.append(name), get(self, name, path)))
+    loader = data.make_loader("train")
+    for epoch in (0, 1):
+        asked.clear()
+        assert Counter(read_indices(loader, epoch)) == everything[epoch]
+        assert max(Counter(asked).values()) == 1
+        assert sum(path.stat().st_size for path in bank.cache.folder.rglob("*") if path.is_file()) <= SMALL
+
+
+def test_a_run_goes_on_exactly_and_ranks_share_an_epoch(open_data: Open) -> None:
+    def make(rank: int = 0, world_size: int = 1) -> MicroBatchLoader:
+        data = open_data(cache_bytes=SMALL, sampling=SamplingOptions(positives=0.5))
+        return MicroBatchLoader(data.dataset("train"), data.loader, shuffle=True, rank=rank, world_size=world_size)
+
+    whole = read_indices(make(), 1)
+    first = make()
+    first.set_epoch(1)
+    batches = iter(first)
+    taken = torch.cat([next(batches)["index"] for _ in range(5)]).tolist()
+    state = json.loads(json.dumps(first.state_dict()))
+    batches.close()  # type: ignore[attr-defined]
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert taken + read_indices(resumed, 1) == whole
+    ranks = [read_indices(make(rank, 2), 1) for rank in range(2)]
+    assert Counter(ranks[0] + ranks[1]) == Counter(whole)
+
+
+def test_what_would_fetch_a_shard_for_each_sample_is_refused(open_data: Open) -> None:
+    data = open_data(cache_bytes=SMALL, loader={"locality": "none"})
+    with pytest.raises(ConfigError, match=r"locality=none, but the set of shards does not fit data.cache_bytes"):
+        data.make_loader("train")
+    data = open_data(cache_bytes=SMALL, sampling=SamplingOptions(positives=0.5, paste=0.5))
+    with pytest.raises(ConfigError, match=r"for a set of shards data.cache_bytes to its size"):
+        data.make_loader("train")
+
+
+def test_whole_images_with_labels(sets: Path, tmp_path: Path) -> None:
+    def open_(name: str) -> LabelledImageDataModule:
+        loader = LoaderOptions(batch_size=4, num_workers=0)
+        data = LabelledImageDataModule(
+            str(sets / name), classes=["good", "defect"], size_px=48, cache_dir=str(tmp_path), loader=loader
+        )
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    for number in range(8):
+        image = np.random.default_rng(number).integers(0, 200, (64, 96), np.uint8)
+        write_png(sets / "labelled" / ("good", "defect")[number % 2] / f"{number}.png", image)
+    here = open_("labelled")
+    here.source.publish(str(sets / "labelled.shards"), 20_000)
+    for batch, wanted in zip(open_("labelled.shards").train_dataloader(), here.train_dataloader(), strict=True):
+        torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_a_bucket(
+    sets: Path, open_data: Open, tmp_path: Path, server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2SECRET/abc")
+    server.client.create_bucket(Bucket="line")
+    remote = RemoteOptions(endpoint_url=server.url, region="us-east-1")
+    here = InspectionDataModule(str(sets / "photos"), cache_dir=str(tmp_path), remote=remote)
+    address = "s3://line/some/photos.shards"
+    assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 0
+    assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 10
+    loader = LoaderOptions(batch_size=4, num_workers=2, worker_kind="process", start_method="spawn")
+    options = {"patch_px": 32, "splits": {"train": 1.0, "val": 0, "test": 0}, "loader": loader}
+    there = InspectionDataModule(address, cache_dir=str(tmp_path), cache_bytes=SMALL, remote=remote, **options)  # type: ignore[arg-type]
+    there.prepare_data()
+    there.setup("fit")
+    local = open_data("photos")
+    assert Counter(read_indices(there.make_loader("train"))) == Counter(read_indices(local.make_loader("train")))
+
+
+@pytest.mark.slow
+def test_from_the_command_line(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [f"paths.cache={tmp_path}/cache", f"paths.runs={tmp_path}/runs", "data.patch_px=32"]
+    address = tmp_path / "line.shards"
+    words = ["prepare", "+experiment=inspection", f"data.root={sets}/photos", f"prepare.store={address}"]
+    assert main([*words, "prepare.shard_bytes=60000", *places]) == 0
+    assert f"read it with data.root={address}" in capsys.readouterr().out
+    words = ["fit", "+experiment=inspection", f"data.root={address}", "data.cache_bytes=400000", "+debug=fast"]
+    assert main([*words, "prepare.store=x", *places]) == 2
+    assert main([*words, *places]) == 0
+    assert main(["prepare", "+experiment=inspection", f"data.root={address}", "prepare.verify=true", *places]) == 0
+    assert main(["prepare", "+experiment=detection", f"data.root={address}", *places[:2]]) == 2
+    assert "this kind of data does not read sets of shards; give its folder" in capsys.readouterr().err

@@ -24,17 +24,19 @@ def ordered_map(function: Callable[[Item], R], items: Iterable[Item], workers: i
         workers: Number of threads.
     """
     waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="lit_data") as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > AHEAD * workers:
-                    yield waiting.popleft().result()
-            while waiting:
+    pool, abandoned = ThreadPoolExecutor(workers, thread_name_prefix="lit_data"), False
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > AHEAD * workers:
                 yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft().result()
+    except GeneratorExit:  # perhaps by the garbage collector, which may hold a lock that an ending thread needs
+        abandoned = True
+        raise
+    finally:
+        pool.shutdown(wait=not abandoned, cancel_futures=True)
 
 
 T = TypeVar("T")

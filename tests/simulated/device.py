@@ -363,7 +363,8 @@ def _do_late(target: torch.Tensor, source: torch.Tensor, device: torch.device) -
         target.fill_(float("nan") if target.is_floating_point() else 77 % 2 if target.dtype is torch.bool else 77)
 
     def work() -> None:
-        target.copy_(source)
+        with torch.inference_mode(target.is_inference()):  # a device copies in whatever mode the host is by then
+            target.copy_(source)
 
     cuda.current_stream(device).pending.append(work)
 

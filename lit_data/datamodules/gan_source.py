@@ -1,7 +1,7 @@
 """Where the pixels of a GAN set come from: its images, what its views are, and the drawn objects."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -17,6 +17,7 @@ from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.gan.dataset import GANDataset
 from lit_data.datasets.gan.table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
 from lit_data.errors import ConfigError, DataError, Problems
+from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import Fit, FitPadding, FittedDecoder
@@ -70,6 +71,7 @@ class GANSource(ImageFolder):
             raise ConfigError(f"views={self.views} with fit=patches: patches have no pose; choose another fit")
 
     part = "gan"
+    takes_shards = True
 
     @cached_property
     def layout(self) -> ViewLayout:
@@ -111,6 +113,14 @@ class GANSource(ImageFolder):
     @override
     def _scope(self) -> Scope:
         return Scope.of_images(self.patterns, also=(LAYOUT_FILE,))
+
+    @override
+    def list_beside(self) -> dict[str, Path]:
+        """The layout of the views; the tiles of sheets, which their images say, are written into it."""
+        written = self.store_folder / "publish" / LAYOUT_FILE
+        written.parent.mkdir(parents=True, exist_ok=True)
+        write_json(written, asdict(self.layout))
+        return {LAYOUT_FILE: written}
 
     def _count_tiles(self, sources: Sequence[ImageSource]) -> int:
         """Tiles along each side of sheets whose tiles have the size of a sample.

@@ -229,7 +229,7 @@ class ImageFolder(Source):
         if not self.takes_shards or self.shards is not None or not is_sharded(address):
             raise ConfigError(
                 f"prepare.store={address}: give a folder or an address whose name ends with .shards, and as data.root "
-                "the images of a stripe, inspection or labelled set"
+                "the images of a set; only boxes and volumes cannot be one of shards"
             )
         self.refresh()
         sources = self.list_images()

@@ -42,6 +42,8 @@ class WatermarkSource(MaskedImageFolder):
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
 
+    takes_shards = True
+
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
         if self.masks and not self.root:
@@ -49,7 +51,7 @@ class WatermarkSource(MaskedImageFolder):
         super().__post_init__()
 
     @override
-    def list_images(self) -> list[ImageSource]:
+    def _find_images(self) -> list[ImageSource]:
         masks = self.mask_folder
         found = find_images(self.folder, patterns=self.patterns).paths
         images = [path for path in found if masks is None or not path.is_relative_to(masks)]

@@ -94,11 +94,15 @@ class RandomPatches:
 
     def locate(self, indices: Ints, epoch: int, size_px: tuple[int, int]) -> Places:
         """Where samples are cut in an epoch; a pure function of (seed, epoch, sample)."""
-        split_image, number = np.divmod(indices, self.per_image)
+        split_image = self.split_images_of(indices)
         image = self.images[split_image]
-        index = image * self.per_image + number
+        index = image * self.per_image + indices % self.per_image
         room = np.maximum(self._sizes_px[image] - size_px, 0)
         return Places(split_image, image, index, sample_crops(self.seed, epoch, index, room))
+
+    def split_images_of(self, indices: Ints) -> Ints:
+        """[M] number in the split of the image of each sample."""
+        return indices // self.per_image
 
 
 class GridPatches:
@@ -126,10 +130,14 @@ class GridPatches:
 
     def locate(self, indices: Ints, epoch: int, size_px: tuple[int, int]) -> Places:
         """Where samples lie."""
-        split_image = np.searchsorted(self._ends, indices, side="right")
+        split_image = self.split_images_of(indices)
         index = self._shifts[split_image] + indices
         image, y, x = self.grid.locate(index)
         return Places(split_image, image, index, np.stack((y, x), axis=1))
+
+    def split_images_of(self, indices: Ints) -> Ints:
+        """[M] number in the split of the image of each sample."""
+        return np.searchsorted(self._ends, indices, side="right")
 
 
 def _sizes_of(bank: ImageBank) -> Ints:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import GridPatches, ProgressiveSize, RandomPatches
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.io.store.store import DecodedStore
 from lit_data.synthesis.watermarks.cover import draw_cover
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
 from lit_data.synthesis.watermarks.plan import sample_watermarks
@@ -25,7 +26,7 @@ _FIXED: Final = ("bank", "masks", "images", "_patches")
 _PIXELS: Final = ("image", "cover", "mask")
 
 
-class WatermarkDataset:
+class WatermarkDataset(BankDataset):
     """Patches of the images of one split; map-style, and writes many samples at once.
 
     A sample is a dict:
@@ -86,8 +87,7 @@ class WatermarkDataset:
             if samples_per_image is None
             else RandomPatches(bank, self.images, samples_per_image, seed)
         )
-        self.epoch = 0
-        self.fields: Mapping[str, FieldSpec] = self._describe()
+        self.fields = self._describe()
 
     @property
     def row_px(self) -> tuple[int, int]:
@@ -98,32 +98,19 @@ class WatermarkDataset:
         """(h, w) of the samples of an epoch."""
         return (self.progressive.size_at(epoch),) * 2 if self.progressive else self.patch_px
 
-    def set_epoch(self, epoch: int) -> None:
-        """Samples read by `__getitem__` are those of this epoch from now on."""
-        self.epoch = epoch
-
     def __len__(self) -> int:
         return len(self._patches)
 
-    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
-        import torch
-
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.zeros((1, *field.shape), field.dtype) for name, field in self.fields.items()}
-        self.write_into(rows, np.array([index]), self.epoch)
+    @override
+    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
         corner = corner_of(self.size_at(self.epoch))
-        whole = {name: array[corner] if name in _PIXELS else array for name, array in rows.items()}
-        return {name: torch.from_numpy(array)[0] for name, array in whole.items()}
+        return [
+            {name: value[corner] if name in _PIXELS else value for name, value in sample.items()}
+            for sample in super().__getitems__(indices)
+        ]
 
+    @override
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
-        """Write samples into the rows of a batch, without a copy in between.
-
-        Args:
-            rows: For each key of `fields` an array [M, ...].
-            indices: [M] sample numbers in this split.
-            epoch: The epoch they are read for.
-        """
         size_px = self.size_at(epoch)
         places, corner = self._patches.locate(indices, epoch, size_px), corner_of(size_px)
         rows["index"][:], rows["image_index"][:], rows["epoch"][:] = places.index, places.image, epoch
@@ -144,15 +131,9 @@ class WatermarkDataset:
         y, x = places.position[0].tolist()
         return f"{show_path(self.bank.name(int(places.image[0])))}, patch at (y {y}, x {x}) px"
 
-    def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
-
-        Raises:
-            StoreCorruptError: It was.
-        """
-        for bank in (self.bank, self.masks):
-            if isinstance(bank, DecodedStore):
-                bank.check_size()
+    @override
+    def images_of(self, indices: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        return self.images[self._patches.split_images_of(indices)]
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return share_state(self, _FIXED)

@@ -1,23 +1,21 @@
 """`GANDataset`: images for generative models, with labels, and with poses where objects are seen from several sides."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_data.checks import check_choice
+from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.gan.table import Ints, SampleTable
 from lit_data.datasets.patch_source import GridPatches, RandomPatches
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array, FieldSpec
-
-if TYPE_CHECKING:
-    import torch
 
 Cut = Literal["whole", "random", "grid"]
 """Samples are whole images or views, patches of them at random places, or those of a grid."""
@@ -25,7 +23,7 @@ Cut = Literal["whole", "random", "grid"]
 _FIXED: Final = ("bank", "table", "samples", "_patches")
 
 
-class GANDataset:
+class GANDataset(BankDataset):
     """Images of one split; map-style, and writes many samples at once.
 
     A sample is a dict:
@@ -71,33 +69,13 @@ class GANDataset:
             self._patches = RandomPatches(bank, table.images[self.samples], samples_per_image, seed)
         elif cut == "grid":
             self._patches = GridPatches(bank, table.images[self.samples], self.image_px, self.image_px)
-        self.epoch = 0
-        self.fields: Mapping[str, FieldSpec] = self._describe()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Samples read by `__getitem__` are those of this epoch from now on."""
-        self.epoch = epoch
+        self.fields = self._describe()
 
     def __len__(self) -> int:
         return len(self.samples if self._patches is None else self._patches)
 
-    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
-        import torch
-
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.zeros((1, *field.shape), field.dtype) for name, field in self.fields.items()}
-        self.write_into(rows, np.array([index]), self.epoch)
-        return {name: torch.from_numpy(array)[0] for name, array in rows.items()}
-
+    @override
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
-        """Write samples into the rows of a batch, without a copy in between.
-
-        Args:
-            rows: For each key of `fields` an array [M, ...].
-            indices: [M] sample numbers in this split.
-            epoch: The epoch they are read for.
-        """
         samples = self._write_pixels(rows, indices, epoch)
         rows["image_index"][:], rows["epoch"][:] = self.table.images[samples], epoch
         rows["label"][:] = self.table.label[samples]
@@ -121,14 +99,10 @@ class GANDataset:
         y, x = places.position[0].tolist()
         return f"{show_path(self.bank.name(int(places.image[0])))}, patch at (y {y}, x {x}) px"
 
-    def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
-
-        Raises:
-            StoreCorruptError: It was.
-        """
-        if isinstance(self.bank, DecodedStore):
-            self.bank.check_size()
+    @override
+    def images_of(self, indices: Ints, epoch: int) -> Ints:
+        rows = indices if self._patches is None else self._patches.split_images_of(indices)
+        return self.table.images[self.samples[rows]]
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return share_state(self, _FIXED)

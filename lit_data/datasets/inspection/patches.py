@@ -154,10 +154,7 @@ class InspectionDataset(StripeDataset):
         """See `StripeDataset`; anew in each epoch where `sampling` chooses patches, none where it pastes defects."""
         if len(self._donors):
             return None
-        return self._find_runs if self._pools or self._leaves_out else super().runs
-
-    def _find_runs(self, epoch: int) -> SampleRuns:
-        return self._group_runs(self._locate(self.choose(np.arange(len(self)), epoch))[0])
+        return self._group_runs if self._pools or self._leaves_out else super().runs
 
     def choose(self, indices: Ints, epoch: int) -> Ints:
         """[M] the patch of each sample in an epoch."""

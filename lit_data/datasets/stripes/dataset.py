@@ -1,30 +1,27 @@
 """`StripeDataset`: patches of inspection images, cut from decoded pixels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.errors import DataError, show_path
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.io.store.store import StoredImages
-from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns
-
-if TYPE_CHECKING:
-    import torch
+from lit_data.types import Array, FieldSpec, SampleRuns
 
 FIXED: Final = ("bank", "grid", "masks", "images", "_ends", "_shifts")
 """What copies in worker processes share."""
-_PLACED: Final = 2**16
 Ints = NDArray[np.int64]
 
 
-class StripeDataset:
+class StripeDataset(BankDataset):
     """Patches of the images of one split; map-style, and writes many samples at once.
 
     A sample is a dict:
@@ -73,10 +70,9 @@ class StripeDataset:
         counts = grid.rows * grid.columns
         self._ends = np.cumsum(counts[self.images])
         self._shifts = np.cumsum(counts)[self.images] - self._ends
-        self.epoch = 0
         if masks is not None:
             self._check_masks(masks)
-        self.fields: Mapping[str, FieldSpec] = self._describe()
+        self.fields = self._describe()
 
     @property
     def read_px(self) -> tuple[int, int]:
@@ -85,96 +81,26 @@ class StripeDataset:
         return height + 2 * above, width + 2 * left
 
     @property
+    @override
     def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
-        """The patches of each image or shard, for an order by windows; none where they are cut elsewhere."""
         if not self.pixels:
             return None
-        bank = self.bank
-        if isinstance(bank, ShardedStore):  # images of a split lie in the order of the shards
-            last = np.flatnonzero(np.diff(bank.shard_of[self.images], append=-1))
-            ends, nbytes = self._ends[last], bank.count_bytes(self.images[last])
-        else:
-            ends, nbytes = self._ends, self._count_bytes(self.images)
+        ends, images = self._ends, self.images
+        if isinstance(self.bank, ShardedStore):  # images of a split lie in the order of the shards
+            last = np.flatnonzero(np.diff(self.bank.shard_of[images], append=-1))
+            ends, images = ends[last], images[last]
         has = np.diff(ends, prepend=0) > 0
-        return SampleRuns(ends[has], nbytes[has], most_bytes=self._window_bytes)
+        return SampleRuns(ends[has], self._count_bytes(images)[has], most_bytes=self._window_bytes)
 
-    def _group_runs(self, split_images: Ints) -> SampleRuns:
-        """Samples by what they are read from: images, or the shards that hold them.
-
-        Args:
-            split_images: [n] number in the split of the image of each sample.
-        """
-        bank, images = self.bank, self.images[split_images]
-        group = bank.shard_of[images] if isinstance(bank, ShardedStore) else split_images
-        order = np.argsort(group, kind="stable")
-        firsts = np.unique(group[order], return_index=True)[1]
-        one = images[order[firsts]]
-        nbytes = bank.count_bytes(one) if isinstance(bank, ShardedStore) else self._count_bytes(one)
-        return SampleRuns(np.append(firsts[1:], len(order)), nbytes, order, self._window_bytes)
-
-    def _count_bytes(self, images: Ints) -> Ints:
-        """[n] bytes of images, with their masks."""
-        item_bytes = self.bank.channels * self.bank.dtype.itemsize + (self.masks is not None)
-        nbytes: Ints = self.bank.heights_px[images] * self.bank.widths_px[images] * item_bytes
-        return nbytes
-
-    @property
-    def _window_bytes(self) -> int | None:
-        return self.bank.window_bytes if isinstance(self.bank, ShardedStore) else None
-
-    @property
-    def fetches(self) -> bool:
-        """Whether the images come in shards."""
-        return isinstance(self.bank, ShardedStore) and self.pixels
-
-    @property
-    def needs_windows(self) -> bool:
-        """Whether the images come in shards that have no room here all at once."""
-        return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.fits
-
-    def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
-        """Begin to fetch the shards that samples of an epoch need; nothing where the images are here.
-
-        Args:
-            indices: Gives the samples, in their order.
-            epoch: The epoch they are read for.
-        """
-        if not isinstance(self.bank, ShardedStore) or not self.pixels:
-            return None
-        samples = indices()
-        parts = [self._place(samples[at : at + _PLACED], epoch)[2] for at in range(0, len(samples), _PLACED)]
-        return self.bank.look_ahead(np.concatenate(parts)) if parts else None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Stamp samples read by `__getitem__` with this epoch from now on."""
-        self.epoch = epoch
+    @override
+    def images_of(self, indices: Ints, epoch: int) -> Ints:
+        return self._place(indices, epoch)[2]
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._ends.size else 0
 
-    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
-        """Several samples at once, which torch's DataLoader asks for where it can."""
-        import torch
-
-        for index in indices:
-            if not 0 <= index < len(self):
-                raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in self.fields.items()}
-        self.write_into(rows, np.array(indices, dtype=np.int64), self.epoch)
-        tensors = {name: torch.from_numpy(array) for name, array in rows.items()}
-        return [{name: tensor[row] for name, tensor in tensors.items()} for row in range(len(indices))]
-
+    @override
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
-        """Write samples into the rows of a batch, without a copy in between.
-
-        Args:
-            rows: For each key of `fields`, an array [M, ...].
-            indices: [M] sample numbers in this split.
-            epoch: The epoch they are read for.
-        """
         split_image, index, image, y, x = self._place(indices, epoch)
         rows["index"][:], rows["image_index"][:], rows["epoch"][:] = index, image, epoch
         rows["position"][:, 0], rows["position"][:, 1] = y, x
@@ -211,16 +137,6 @@ class StripeDataset:
         """Name one sample of this split for a message, by its file and place."""
         _, _, image, y, x = self._locate(np.array([index]))
         return f"{show_path(self.bank.name(int(image[0])))}, patch at (y {y[0]}, x {x[0]}) px"
-
-    def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
-
-        Raises:
-            StoreCorruptError: It was.
-        """
-        for bank in (self.bank, self.masks):
-            if isinstance(bank, StoredImages):
-                bank.check_size()
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return share_state(self, FIXED)

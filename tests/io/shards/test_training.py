@@ -5,14 +5,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
 from lit_data.cli import main
-from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule
+from lit_data.datamodules import (
+    BaseDataModule,
+    GANDataModule,
+    InspectionDataModule,
+    LabelledImageDataModule,
+    WatermarkDataModule,
+)
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
@@ -20,6 +26,7 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.objects import FolderObjects
 from lit_data.io.shards.store import ShardedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.synthesis.watermarks import WatermarkSpec
 from tests.io.remote.servers import s3_server
 
 IMAGES = 30
@@ -144,6 +151,99 @@ def test_whole_images_with_labels(sets: Path, tmp_path: Path) -> None:
     here.source.publish(str(sets / "labelled.shards"), 20_000)
     for batch, wanted in zip(open_("labelled.shards").train_dataloader(), here.train_dataloader(), strict=True):
         torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fit", ["cover", "patches"])
+@pytest.mark.parametrize("cache_bytes", [2**30, SMALL // 3])
+def test_images_for_generative_models(tmp_path: Path, fit: Literal["cover", "patches"], cache_bytes: int) -> None:
+    for number in range(40):
+        image = np.random.default_rng(number).integers(0, 200, (40, 48, 3), np.uint8)
+        write_png(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", image)
+
+    def open_(name: str) -> GANDataModule:
+        options: dict[str, Any] = {"fit": fit, "image_px": 32, "labels": "folders", "samples_per_image": 3}
+        loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
+        data = GANDataModule(
+            str(tmp_path / name), cache_dir=str(tmp_path), cache_bytes=cache_bytes, loader=loader, **options
+        )
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    here = open_("set")
+    assert here.source.publish(str(tmp_path / "set.shards"), 2 * 3 * 40 * 48)["shards"] > 8
+    _compare(open_("set.shards"), here, fits=cache_bytes == 2**30)
+
+
+@pytest.mark.parametrize("tiles", [None, 2])
+def test_sheets_of_views(tmp_path: Path, tiles: int | None) -> None:
+    for number in range(6):
+        image = np.random.default_rng(number).integers(0, 200, (32, 32, 3), np.uint8)
+        write_png(tmp_path / "set" / f"{number}.png", image)
+    options: dict[str, Any] = {"image_px": 16, "cache_dir": str(tmp_path), "loader": LoaderOptions(num_workers=0)}
+    here = GANDataModule(str(tmp_path / "set"), views="sheet", tiles=tiles, elevation_deg=(10, 20), **options)
+    here.source.publish(str(tmp_path / "set.shards"), 2**20)
+    there = GANDataModule(str(tmp_path / "set.shards"), **options)
+    for data in (here, there):
+        data.prepare_data()
+        data.setup("fit")
+    assert there.poses is not None
+    torch.testing.assert_close(there.poses, here.poses)
+    _compare(there, here, fits=True)
+
+
+@pytest.mark.parametrize("masks", [None, "masks"])
+@pytest.mark.parametrize("cache_bytes", [2**30, SMALL])
+def test_images_under_watermarks(tmp_path: Path, masks: str | None, cache_bytes: int) -> None:
+    for number in range(IMAGES):
+        pixels = np.random.default_rng(number).integers(0, 200, (64, 64, 4), np.uint8)
+        write_png(tmp_path / "set/pages" / f"{number}.png", pixels[..., :3])
+        write_png(tmp_path / "set/masks" / f"{number}.png", (pixels[..., 3] > 100).astype(np.uint8))
+
+    def open_(name: str) -> WatermarkDataModule:
+        loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
+        options: dict[str, Any] = {"masks": masks, "patterns": ("pages/*",), "loader": loader}
+        data = WatermarkDataModule(
+            str(tmp_path / name),
+            patch_px=32,
+            samples_per_image=4,
+            synthesis=None if masks else WatermarkSpec(),
+            cache_dir=str(tmp_path),
+            cache_bytes=cache_bytes,
+            **options,
+        )
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    here = open_("set")
+    here.source.publish(str(tmp_path / "set.shards"), 3 * 3 * 64 * 64)
+    _compare(open_("set.shards"), here, fits=cache_bytes == 2**30)
+
+
+def _compare(there: BaseDataModule[Any], here: BaseDataModule[Any], *, fits: bool) -> None:
+    """The same batches where all shards have room here; else the same samples in another order."""
+    assert isinstance(there.dataset("train").bank, ShardedStore)
+    assert there.dataset("train").needs_windows is not fits
+    for stage in ("train", "val") if fits else ("val",):
+        for batch, wanted in zip(there.make_loader(stage), here.make_loader(stage), strict=True):
+            torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
+    if not fits:
+        rows, wanted_rows = (
+            {row["index"]: row for batch in data.make_loader("train") for row in _split(batch)}
+            for data in (there, here)
+        )
+        assert rows.keys() == wanted_rows.keys()
+        for index, row in rows.items():
+            torch.testing.assert_close(row, wanted_rows[index], rtol=0, atol=0)
+
+
+def _split(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """Its samples, in memory of their own."""
+    return [
+        {key: int(value[row]) if key == "index" else value[row].clone() for key, value in batch.items()}
+        for row in range(len(batch["index"]))
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,133 @@
+"""`BankDataset`: what a loader may ask of any samples that are read from the images of a bank."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.shards.store import ShardedStore
+from lit_data.io.store.store import StoredImages
+from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns
+
+if TYPE_CHECKING:
+    import torch
+
+Ints = NDArray[np.int64]
+_PLACED: Final = 2**16
+
+
+class BankDataset(ABC):
+    """Says which of its samples lie together, and fetches ahead what lies in shards.
+
+    Attributes:
+        bank: Decoded images.
+        masks: Decoded masks, if samples have any.
+        fields: Shape and dtype of each value of a sample.
+        pixels: Whether samples hold pixels, or only say where they are.
+        epoch: What samples read one by one are read for.
+    """
+
+    bank: ImageBank
+    masks: ImageBank | None = None
+    fields: Mapping[str, FieldSpec]
+    pixels: bool = True
+    epoch: int = 0
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    @abstractmethod
+    def images_of(self, indices: Ints, epoch: int) -> Ints:
+        """[M] number in the bank of the image that each of M samples is read from in an epoch."""
+
+    @abstractmethod
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
+        """Write samples into the rows of a batch, without a copy in between.
+
+        Args:
+            rows: For each key of `fields` an array [M, ...].
+            indices: [M] sample numbers in this split.
+            epoch: The epoch they are read for.
+        """
+
+    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
+        """Several samples at once, which torch's DataLoader asks for where it can."""
+        import torch
+
+        for index in indices:
+            if not 0 <= index < len(self):
+                raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in self.fields.items()}
+        self.write_into(rows, np.array(indices, dtype=np.int64), self.epoch)
+        tensors = {name: torch.from_numpy(array) for name, array in rows.items()}
+        return [{name: tensor[row] for name, tensor in tensors.items()} for row in range(len(indices))]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Samples read by `__getitem__` are those of this epoch from now on."""
+        self.epoch = epoch
+
+    @property
+    def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
+        """The samples of each image or shard, for an order by windows; none where they are cut elsewhere."""
+        return self._group_runs(0) if self.pixels else None
+
+    def _group_runs(self, epoch: int) -> SampleRuns:
+        """Samples of an epoch by what they are read from: images, or the shards that hold them."""
+        bank, images = self.bank, self.images_of(np.arange(len(self)), epoch)
+        group = bank.shard_of[images] if isinstance(bank, ShardedStore) else images
+        order = np.argsort(group, kind="stable")
+        firsts = np.unique(group[order], return_index=True)[1]
+        nbytes = self._count_bytes(images[order[firsts]])
+        return SampleRuns(np.append(firsts[1:], len(order)), nbytes, order, self._window_bytes)
+
+    def _count_bytes(self, images: Ints) -> Ints:
+        """[n] bytes of images with their masks, or of the shards that hold them."""
+        if isinstance(self.bank, ShardedStore):
+            return self.bank.count_bytes(images)
+        item_bytes = self.bank.channels * self.bank.dtype.itemsize + (self.masks is not None)
+        nbytes: Ints = self.bank.heights_px[images] * self.bank.widths_px[images] * item_bytes
+        return nbytes
+
+    @property
+    def _window_bytes(self) -> int | None:
+        return self.bank.window_bytes if isinstance(self.bank, ShardedStore) else None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the images come in shards."""
+        return isinstance(self.bank, ShardedStore) and self.pixels
+
+    @property
+    def needs_windows(self) -> bool:
+        """Whether the images come in shards that have no room here all at once."""
+        return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.fits
+
+    def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
+        """Begin to fetch the shards that samples of an epoch need; nothing where the images are here.
+
+        Args:
+            indices: Gives the samples, in their order.
+            epoch: The epoch they are read for.
+        """
+        if not isinstance(self.bank, ShardedStore) or not self.pixels:
+            return None
+        samples = indices()
+        parts = [self.images_of(samples[at : at + _PLACED], epoch) for at in range(0, len(samples), _PLACED)]
+        return self.bank.look_ahead(np.concatenate(parts)) if parts else None
+
+    def check_sources(self) -> None:
+        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
+
+        Raises:
+            StoreCorruptError: It was.
+        """
+        for bank in (self.bank, self.masks):
+            if isinstance(bank, StoredImages):
+                bank.check_size()

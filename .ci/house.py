@@ -15,8 +15,8 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 38_380,
-    "files": 398,
+    "code lines": 38_480,
+    "files": 399,
     "files in circles": 0,
     "casts": 25,
     "longest function": 40,

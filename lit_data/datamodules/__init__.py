@@ -6,7 +6,8 @@ from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.gan import GANDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.labelled import LabelledImageDataModule
-from lit_data.datamodules.source import ImageFolder, MaskedImageFolder, Source
+from lit_data.datamodules.masked_source import MaskedImageFolder
+from lit_data.datamodules.source import ImageFolder, Source
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
 

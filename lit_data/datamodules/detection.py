@@ -101,6 +101,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
         cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,

@@ -1,26 +1,37 @@
 """Where a detection set comes from: its files, its decoded store, and the drawn set."""
 
-from collections.abc import Set
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 from typing_extensions import override
 
-from lit_data.datamodules.source import Source
+from lit_data.datamodules.source import ImageSet
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat, find_detection_files
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.splits import Splits
-from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.files import replacing
+from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import find_faults
-from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.npz import NPY_LOCK
 from lit_data.io.images.resize import ResizedDecoder
+from lit_data.io.remote.scope import find_fault
+from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.store import DecodedStore
+from lit_data.io.store.store_retention import describe_options
 from lit_data.samples.detection import ensure_detection_samples
+
+_LABELS: Final = "boxes.npz"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionSource(Source):
+class DetectionSource(ImageSet):
     """The files of a detection set.
 
     Args:
@@ -31,7 +42,6 @@ class DetectionSource(Source):
         splits: `auto`, `folders`, shares, or lists, see `find_detection_files`.
         split_seed: Chooses the images of each share.
         size_px: (height, width) of a sample.
-        read: How files are read.
     """
 
     label_format: LabelFormat
@@ -41,19 +51,40 @@ class DetectionSource(Source):
     splits: Splits
     split_seed: int
     size_px: tuple[int, int]
-    read: ReadOptions = field(default_factory=ReadOptions)
 
-    def open(self) -> tuple[DetectionFiles, DecodedStore]:
+    takes_shards = True
+
+    def open(self) -> tuple[DetectionFiles, DecodedStore | ShardedStore]:
         """The images that are good with their boxes and splits, and their pixels; the first call decodes them.
 
         Raises:
             DataError: Files or boxes are bad; all of them are listed.
         """
         files = self._find()
-        decoder = ResizedDecoder(self.size_px, ImageDecoder(self.read))
-        sources = [ImageSource((path,)) for path in files.images]
-        store = DecodedStore.build(sources, self.store_folder / "detection", decoder=decoder, on_bad=self.on_bad)
+        store = self._open_store([ImageSource((path,)) for path in files.images])
         return _leave_out(files, {path for path, _ in store.skipped}), store
+
+    @property
+    @override
+    def decoder(self) -> Decoder:
+        return ResizedDecoder(self.size_px, ImageDecoder(self.read))
+
+    @override
+    def list_beside(self, scratch: Path) -> dict[str, Path]:
+        """The boxes and splits, in one file for all formats of labels."""
+        names = [self.name(path) for path in self._found.images]
+        told = {"images": names, "classes": self._found.labels.classes, "splits": self._found.splits}
+        text = json.dumps(told | {"options": self._labelling})
+        labels = self._found.labels
+        with replacing(scratch / _LABELS) as file:
+            np.savez(
+                file,
+                told=np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8),
+                boxes=labels.boxes,
+                ends=labels.ends,
+                sizes_px=self._found.sizes_px,
+            )
+        return {_LABELS: scratch / _LABELS}
 
     def check(self) -> dict[str, int]:
         """Decode every image strictly and check every label, and keep nothing.
@@ -61,6 +92,7 @@ class DetectionSource(Source):
         Raises:
             DataError: Lists everything that is wrong.
         """
+        self._refuse_shards()
         self.refresh()
         files = self._find()
         problems = find_faults([ImageSource((path,)) for path in files.images], ImageDecoder(self.read))
@@ -71,7 +103,36 @@ class DetectionSource(Source):
     def _make_samples(self, folder: Path) -> Path:
         return ensure_detection_samples(folder, **self.samples)
 
+    @override
+    def _find_images(self) -> list[ImageSource]:
+        return [ImageSource((path,)) for path in self._found.images]
+
+    @cached_property
+    def _found(self) -> DetectionFiles:
+        return self._find()
+
+    def _open_store(self, sources: list[ImageSource]) -> DecodedStore | ShardedStore:
+        if self.shards is not None:
+            return self.shards.open_images(self.decoder.fingerprint)
+        folder = self.store_folder / "detection"
+        return DecodedStore.build(sources, folder, decoder=self.decoder, on_bad=self.on_bad)
+
+    @property
+    def _labelling(self) -> str:
+        """The options that boxes and splits go by, as JSON."""
+        names = ("label_format", "classes", "annotations", "difficult", "splits", "split_seed")
+        return json.dumps({name: getattr(self, name) for name in names}, default=_to_plain)
+
     def _find(self) -> DetectionFiles:
+        if self.shards is not None:
+            files, labelling = _read_files(self.folder)
+            changes = [change.removeprefix("decoder.") for change in describe_options(labelling, self._labelling)]
+            if changes:
+                raise ConfigError(
+                    f"{self.root}: its boxes were read with other options: {', '.join(changes)}: set them as they "
+                    "were, or run `python -m lit_data prepare` with prepare.store again"
+                )
+            return files
         return find_detection_files(
             self.folder,
             label_format=self.label_format,
@@ -83,6 +144,29 @@ class DetectionSource(Source):
             on_bad=self.on_bad,
             read=self.read,
         )
+
+
+def _to_plain(value: Any) -> dict[str, Any] | list[Any]:  # noqa: ANN401 - what a configuration holds
+    return dict(value) if isinstance(value, Mapping) else list(value)
+
+
+def _read_files(folder: Path) -> tuple[DetectionFiles, str]:
+    """What `DetectionSource.list_beside` wrote of a set of shards, and the options of the boxes.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with NPY_LOCK, np.load(folder / _LABELS, allow_pickle=False) as found:
+            parts = {name: found[name] for name in ("told", "boxes", "ends", "sizes_px")}
+        told = json.loads(parts["told"].tobytes().decode("utf-8", "surrogateescape"))
+        if any(find_fault(name) for name in told["images"]):
+            raise ValueError("a name leads out of the folder")
+        images = tuple(str(folder / name) for name in told["images"])
+        labels = LabelTable(tuple(told["classes"]), parts["boxes"], parts["ends"])
+        return DetectionFiles(images, labels, told["splits"], parts["sizes_px"]), str(told["options"])
+    except (OSError, ValueError, KeyError, TypeError, BadZipFile, ConfigError) as error:
+        raise DataError(f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})") from error
 
 
 def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:

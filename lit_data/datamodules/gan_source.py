@@ -115,12 +115,10 @@ class GANSource(ImageFolder):
         return Scope.of_images(self.patterns, also=(LAYOUT_FILE,))
 
     @override
-    def list_beside(self) -> dict[str, Path]:
+    def list_beside(self, scratch: Path) -> dict[str, Path]:
         """The layout of the views; the tiles of sheets, which their images say, are written into it."""
-        written = self.store_folder / "publish" / LAYOUT_FILE
-        written.parent.mkdir(parents=True, exist_ok=True)
-        write_json(written, asdict(self.layout))
-        return {LAYOUT_FILE: written}
+        write_json(scratch / LAYOUT_FILE, asdict(self.layout))
+        return {LAYOUT_FILE: scratch / LAYOUT_FILE}
 
     def _count_tiles(self, sources: Sequence[ImageSource]) -> int:
         """Tiles along each side of sheets whose tiles have the size of a sample.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from lit_data.datamodules.source import MaskedImageFolder
+from lit_data.datamodules.masked_source import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annotated, draw_masks, read_annotations
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
@@ -102,7 +102,7 @@ class InspectionFiles(MaskedImageFolder):
         return [ImageSource((str(path),)) for path in self.found.images]
 
     @override
-    def list_beside(self) -> dict[str, Path]:
+    def list_beside(self, scratch: Path) -> dict[str, Path]:
         masks = {f"masks/{n}{mask.suffix}": mask for n, mask in enumerate(self.found.masks) if mask is not None}
         names = {mask: name for name, mask in masks.items()}
         told = {
@@ -113,10 +113,8 @@ class InspectionFiles(MaskedImageFolder):
             "where": self.found.where,
             "bad": [self.name(image) for image in sorted(self.found.bad)],
         }
-        path = self.store_folder / "publish" / _SET
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, told)
-        return masks | {_SET: path}
+        write_json(scratch / _SET, told)
+        return masks | {_SET: scratch / _SET}
 
     @override
     def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
@@ -162,8 +160,7 @@ class InspectionFiles(MaskedImageFolder):
 
     @override
     def check(self) -> dict[str, int]:
-        if self.shards is not None:
-            return super().check()
+        self._refuse_shards()
         self.refresh()
         images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
         problems = find_faults(images, self.decoder)

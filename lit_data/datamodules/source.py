@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -15,11 +14,10 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.io.discovery import find_images, match_by_stem
-from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.io.discovery import find_images
+from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
-from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 from lit_data.io.remote.objects import open_objects
@@ -55,7 +53,7 @@ class Source(ABC):
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
     takes_shards: ClassVar[bool] = False
-    """Whether a root may be a set of shards."""
+    """Whether a root may be a set of shards: true where samples are a `lit_data.datasets.bank_dataset.BankDataset`."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -150,38 +148,25 @@ class Source(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder(Source):
-    """Images that are stored as they are.
+class ImageSet(Source):
+    """Images, which may lie in shards.
 
     Args:
-        patterns: Globs below the root.
         read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
-        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory of
-            the device once and cuts patches there; `lru` decodes on access and keeps `cache_bytes`; `none` decodes on
-            each access.
-        cache_bytes: Bound of the `lru` cache, and of local copies of shards.
+        cache_bytes: Bound of the `lru` cache, if there is one, and of local copies of shards.
     """
 
-    patterns: tuple[str, ...]
     read: ReadOptions = field(default_factory=ReadOptions)
-    cache: str
     cache_bytes: int
 
-    caches: ClassVar[Sequence[str]] = ("store", "lru", "none")
-
-    def __post_init__(self) -> None:
-        check_choice("cache", self.cache, self.caches)
-        super().__post_init__()
-        if is_sharded(self.root) and self.cache != "store":
-            raise ConfigError(f"cache={self.cache}: a set of shards is read with data.cache=store")
-
-    part: ClassVar[str] = "images"
-    """Name of the store of the images."""
-
     @property
+    @abstractmethod
     def decoder(self) -> Decoder:
         """How one image is made from its files."""
-        return ImageDecoder(self.read)
+
+    @abstractmethod
+    def _find_images(self) -> Sequence[ImageSource]:
+        """The files of each image."""
 
     @cached_property
     @override
@@ -198,6 +183,96 @@ class ImageFolder(Source):
         """
         return self.shards.list_images() if self.shards is not None else self._find_images()
 
+    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
+        """Write the set in shards, or what is not there yet of it; nothing is kept here.
+
+        Args:
+            address: A folder or an address whose name ends with ``.shards``.
+            shard_bytes: Decoded bytes of the images of a shard.
+
+        Returns:
+            Numbers for a report.
+
+        Raises:
+            ConfigError: The address is no name of a set of shards, or this set is one already, or cannot be one.
+            DataError: Images are bad, or the address cannot be written.
+        """
+        check_root(address)
+        if not self.takes_shards or self.shards is not None or not is_sharded(address):
+            raise ConfigError(
+                f"prepare.store={address}: give a folder or an address whose name ends with .shards, and as data.root "
+                "the images of a set, of a kind that can lie in shards"
+            )
+        self.refresh()
+        sources = self.list_images()
+        names = {path: self.name(path) for source in sources for path in source.paths}
+        options = self._choose_publishing(shard_bytes)
+        scratch = self.store_folder / "publish"
+        scratch.mkdir(parents=True, exist_ok=True)
+        writer = Publisher(open_objects(address, self.remote), self.decoder, names, scratch, options)
+        return writer.write(sources, self.list_beside(scratch))
+
+    def list_beside(self, scratch: Path) -> dict[str, Path]:
+        """What is read beside the images, for a set of shards: local files by their paths below the root.
+
+        Args:
+            scratch: Folder for files that have to be written for it.
+        """
+        return {}
+
+    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
+        return PublishOptions(shard_bytes=shard_bytes, store=self._layout or WHOLE, on_bad=self.on_bad)
+
+    @override
+    def check(self) -> dict[str, int]:
+        self._refuse_shards()
+        self.refresh()
+        sources = self.list_images()
+        problems = find_faults(sources, self.decoder)
+        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
+        return {"images": len(sources)}
+
+    def _refuse_shards(self) -> None:
+        if self.shards is not None:
+            raise ConfigError("prepare.check reads files, and a set of shards has none: set prepare.verify=true")
+
+    @property
+    def _layout(self) -> StoreOptions | None:
+        """How decoded images lie on the disk; by default whole."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder(ImageSet):
+    """Images that are stored as they are.
+
+    Args:
+        patterns: Globs below the root.
+        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory of
+            the device once and cuts patches there; `lru` decodes on access and keeps `cache_bytes`; `none` decodes on
+            each access.
+    """
+
+    patterns: tuple[str, ...]
+    cache: str
+
+    caches: ClassVar[Sequence[str]] = ("store", "lru", "none")
+
+    def __post_init__(self) -> None:
+        check_choice("cache", self.cache, self.caches)
+        super().__post_init__()
+        if is_sharded(self.root) and self.cache != "store":
+            raise ConfigError(f"cache={self.cache}: a set of shards is read with data.cache=store")
+
+    part: ClassVar[str] = "images"
+    """Name of the store of the images."""
+
+    @property
+    @override
+    def decoder(self) -> Decoder:
+        return ImageDecoder(self.read)
+
+    @override
     def _find_images(self) -> Sequence[ImageSource]:
         return [ImageSource((str(path),)) for path in find_images(self.folder, patterns=self.patterns).paths]
 
@@ -210,51 +285,6 @@ class ImageFolder(Source):
         if self.shards is not None:
             return self.shards.open_images(self.decoder.fingerprint)
         return self._open_bank(self.list_images(), self.decoder, self.part)
-
-    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
-        """Write the set in shards, or what is not there yet of it; nothing is kept here.
-
-        Args:
-            address: A folder or an address whose name ends with ``.shards``.
-            shard_bytes: Decoded bytes of the images of a shard.
-
-        Returns:
-            Numbers for a report.
-
-        Raises:
-            ConfigError: The address is no name of a set of shards, or this kind of data cannot be one.
-            DataError: Images are bad, or the address cannot be written.
-        """
-        check_root(address)
-        if not self.takes_shards or self.shards is not None or not is_sharded(address):
-            raise ConfigError(
-                f"prepare.store={address}: give a folder or an address whose name ends with .shards, and as data.root "
-                "the images of a set; only boxes and volumes cannot be one of shards"
-            )
-        self.refresh()
-        sources = self.list_images()
-        names = {path: self.name(path) for source in sources for path in source.paths}
-        options = self._choose_publishing(shard_bytes)
-        scratch = self.store_folder / "publish"
-        writer = Publisher(open_objects(address, self.remote), self.decoder, names, scratch, options)
-        return writer.write(sources, self.list_beside())
-
-    def list_beside(self) -> dict[str, Path]:
-        """What is read beside the images, for a set of shards: local files by their paths below the root."""
-        return {}
-
-    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
-        return PublishOptions(shard_bytes=shard_bytes, store=self._layout or WHOLE, on_bad=self.on_bad)
-
-    @override
-    def check(self) -> dict[str, int]:
-        if self.shards is not None:
-            raise ConfigError("prepare.check reads files, and a set of shards has none: set prepare.verify=true")
-        self.refresh()
-        sources = self.list_images()
-        problems = find_faults(sources, self.decoder)
-        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
-        return {"images": len(sources)}
 
     def names(self, bank: ImageBank) -> list[str]:
         """Path of each image relative to the root, with forward slashes."""
@@ -270,11 +300,6 @@ class ImageFolder(Source):
     def _identity(self) -> str:
         return repr((os.path.realpath(self.folder), self.patterns))
 
-    @property
-    def _layout(self) -> StoreOptions | None:
-        """How decoded images lie on the disk; by default whole."""
-        return None
-
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
             layout = self._layout if self.cache == "store" else None  # a device cuts patches out of whole images
@@ -284,103 +309,6 @@ class ImageFolder(Source):
             return DecodedStore.build(sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout)
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedImageFolder(ImageFolder):
-    """Images that may have masks.
-
-    Args:
-        masks: Folder (absolute or below the root) of masks with the stems of their images, or `None`.
-        mask_read: How masks are read: their values, palettes.
-        store: How decoded images lie on the disk with `cache=store`.
-    """
-
-    masks: str | None
-    mask_read: MaskOptions = field(default_factory=MaskOptions)
-    store: StoreOptions = field(default_factory=StoreOptions)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cache != "store" and self.store.compression != "none":
-            raise ConfigError(f"store.compression={self.store.compression} needs data.cache=store, not {self.cache}")
-
-    @property
-    @override
-    def _layout(self) -> StoreOptions:
-        return self.store
-
-    @property
-    def mask_folder(self) -> Path | None:
-        """Where the masks lie, if there are any."""
-        return self.folder / self.masks if self.masks else None
-
-    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> tuple[ImageBank | None, Sequence[int]]:
-        """Decoded masks of some images, in their order.
-
-        Returns:
-            The masks, `None` where the set has no masks, and the images that they are of: under `on_bad=skip` those
-            whose masks are bad are left out.
-
-        Raises:
-            DataError: An image has no mask, or a mask is bad.
-        """
-        folder = self.mask_folder
-        if folder is None or not numbers:
-            return None, numbers
-        masks = find_images(folder).paths
-        self._check_masks(masks, bank)
-        images = [Path(bank.name(number)) for number in numbers]
-        wanted = {stem_of(path) for path in images}
-        pairs = match_by_stem(images, [path for path in masks if stem_of(path) in wanted])
-        sources = [ImageSource((str(mask),)) for _, mask in pairs]
-        opened = self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
-        return opened, _leave_out(numbers, sources, opened, split)
-
-    @override
-    def list_beside(self) -> dict[str, Path]:
-        folder = self.mask_folder
-        return {self.name(path): path for path in find_images(folder).paths} if folder else {}
-
-    def check(self) -> dict[str, int]:
-        """Decode every image and mask strictly and keep nothing.
-
-        Raises:
-            DataError: ImageSource are bad; all of them are listed.
-        """
-        if self.shards is not None:
-            return super().check()
-        self.refresh()
-        folder, images = self.mask_folder, self.list_images()
-        masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
-        problems = find_faults(images, self.decoder)
-        problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
-        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
-        return {"images": len(images), "masks": len(masks)}
-
-    def _check_masks(self, masks: Sequence[Path], bank: ImageBank) -> None:
-        """Refuse masks that must not be there; by default any may."""
-
-
-def stem_of(path: str | Path) -> str:
-    """The name without its suffix, in one form of Unicode."""
-    return unicodedata.normalize("NFC", Path(path).stem)
-
-
-def _leave_out(numbers: Sequence[int], masks: Sequence[ImageSource], opened: ImageBank, split: str) -> Sequence[int]:
-    """The images whose masks are good, and a line about the others.
-
-    Args:
-        numbers: Images of a split.
-        masks: The mask of each.
-        opened: The good ones.
-        split: For the line.
-    """
-    bad = {path for path, _ in opened.skipped}
-    kept = [number for number, mask in zip(numbers, masks, strict=True) if mask.paths[0] not in bad]
-    if len(kept) < len(numbers):
-        log.warning("%s: %d images are left out with their masks, which are bad", split, len(numbers) - len(kept))
-    return kept
 
 
 def cache_folder(cache_dir: str | None) -> Path:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.augment import SingleTexture
-from lit_data.datamodules.source import MaskedImageFolder, stem_of
+from lit_data.datamodules.masked_source import MaskedImageFolder, stem_of
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes.baselines import ImprovedStripes, OriginalStripes, StripeRecipe, list_patches

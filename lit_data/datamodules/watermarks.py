@@ -14,7 +14,7 @@ from typing_extensions import override
 from lit_data.augment import stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.source import MaskedImageFolder
+from lit_data.datamodules.masked_source import MaskedImageFolder
 from lit_data.datamodules.watermark_transform import WatermarkTransform, WatermarkVisuals
 from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.datasets.splits import SPLITS, Splits, split_images

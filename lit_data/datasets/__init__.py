@@ -1,5 +1,6 @@
 """Map-style datasets. They know nothing of Lightning, and importing one imports neither Kornia nor Hydra."""
 
+from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.gan.dataset import GANDataset
@@ -7,4 +8,12 @@ from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.stripes.dataset import StripeDataset
 from lit_data.datasets.watermarks import WatermarkDataset
 
-__all__ = ["CTDataset", "DetectionDataset", "GANDataset", "InspectionDataset", "StripeDataset", "WatermarkDataset"]
+__all__ = [
+    "BankDataset",
+    "CTDataset",
+    "DetectionDataset",
+    "GANDataset",
+    "InspectionDataset",
+    "StripeDataset",
+    "WatermarkDataset",
+]

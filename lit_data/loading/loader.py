@@ -318,9 +318,14 @@ def _find_windows(dataset: RowWriter | MapStyle, options: LoaderOptions) -> Wind
         return None
     runs: SampleRuns | Callable[[int], SampleRuns] | None = getattr(dataset, "runs", None)
     if runs is None:
-        raise ConfigError(
-            f"loader.locality={options.locality}, but {type(dataset).__name__} does not say which of its samples lie "
-            "together (`runs`), or takes parts of them from anywhere (sampling.paste): set loader.locality=none, or "
-            "for a set of shards data.cache_bytes to its size"
+        what = (
+            f"{type(dataset).__name__} does not say which of its samples lie together (`runs`), or takes parts of them "
+            "from anywhere (mosaics, pasted defects)"
         )
+        if must:
+            raise ConfigError(
+                f"the set of shards does not fit data.cache_bytes, and {what}: raise it, or set data.mosaic_on=device "
+                "or data.sampling.paste=null"
+            )
+        raise ConfigError(f"loader.locality={options.locality}, but {what}: set loader.locality=none")
     return Windows(runs, options.window_bytes)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.datamodules import BaseDataModule, ImageFolder
+from lit_data.datasets import BankDataset
 from lit_data.datasets.splits import Splits, split_images
 from lit_data.files import write_table
 from lit_data.io.images.decoders import ImageDecoder
@@ -26,7 +27,7 @@ from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure, show_pixe
 from lit_data.types import Array, Batch, FieldSpec, PlannedBatch, Stage
 
 
-class LabelledImages:
+class LabelledImages(BankDataset):
     """Images of one split: ``image`` [3, H, W] uint8, ``label``, ``index`` and ``epoch`` int64."""
 
     def __init__(self, bank: ImageBank, labels: NDArray[np.int64], numbers: NDArray[np.int64], size_px: int) -> None:
@@ -38,6 +39,11 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @override
+    def images_of(self, indices: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        return self.numbers[indices]
+
+    @override
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
         numbers = self.numbers[indices]
         for row, number in zip(rows["image"], numbers.tolist(), strict=True):
@@ -48,6 +54,8 @@ class LabelledImages:
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders(ImageFolder):
     """A folder for each class."""
+
+    takes_shards = True
 
     size_px: int
 
@@ -102,6 +110,7 @@ class LabelDataModule(BaseDataModule[LabelledImages]):
         split_seed: int = 0,
         on_bad: Any = "error",
         cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
         loader: LoaderOptions | None = None,
     ) -> None:
         super().__init__(loader=loader)
@@ -111,7 +120,7 @@ class LabelDataModule(BaseDataModule[LabelledImages]):
             cache_dir=cache_dir,
             patterns=("**/*",),
             cache="store",
-            cache_bytes=0,
+            cache_bytes=cache_bytes,
             size_px=size_px,
         )
         self.splits, self.split_seed = splits, split_seed

@@ -134,7 +134,7 @@ def test_patches_of_an_image_come_close_to_each_other(tmp_path: Path) -> None:
     assert sorted(chosen) == sorted(mixed)  # the same samples in another order
     most = max(Counter(chosen).values())
     assert max(find_spans(chosen)) < 4 * most < max(find_spans(mixed))
-    with pytest.raises(ConfigError, match=r"or takes parts of them from anywhere \(sampling.paste\)"):
+    with pytest.raises(ConfigError, match=r"or takes parts of them from anywhere \(mosaics, pasted defects\)"):
         run(paste=0.5)
 
 

@@ -1,19 +1,20 @@
 """`DetectionDataset`: images with boxes, alone or as mosaics, written straight into the rows of a batch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.tiles import draw_tiles, find_boxes
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.store.store import DecodedStore
 from lit_data.mosaic import Ints, MosaicPlan, MosaicSpec, sample_mosaics
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, SampleRuns
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ class BatchMosaics(NamedTuple):
     """[B] how many boxes each sample has."""
 
 
-class DetectionDataset:
+class DetectionDataset(BankDataset):
     """Images of one split, map-style; writes many samples at once.
 
     A sample is a dict:
@@ -89,36 +90,30 @@ class DetectionDataset:
         self.bank, self.labels, self.original_px = bank, labels, original_px
         self.images = np.arange(len(bank)) if images is None else np.array(images, np.int64)
         self.size_px, self.mosaic, self.mosaic_epochs, self.seed = size_px, mosaic, mosaic_epochs, seed
-        self.draws_mosaics, self.epoch = draws_mosaics, 0
+        self.draws_mosaics = draws_mosaics
         self._sizes_px = np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(np.int64)
-        self.fields: Mapping[str, FieldSpec] = self._describe()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Samples read by `__getitem__` are those of this epoch from now on."""
-        self.epoch = epoch
+        self.fields = self._describe()
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
-        import torch
+    @override
+    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
+        return [self._read(index) for index in indices]
 
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._rows()}
-        self.write_into(rows, np.array([index]), self.epoch)
-        count = int(rows.pop("boxes" + COUNT_SUFFIX)[0])
-        rows["boxes"] = rows["boxes"][:, :count]
-        return {name: torch.from_numpy(array)[0] for name, array in rows.items()}
+    @property
+    @override
+    def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
+        """See `BankDataset`; none where mosaics take parts of any images."""
+        return None if self.mosaic is not None and self.draws_mosaics else super().runs
 
-    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
-        """Write samples into the rows of a batch, without a copy in between.
+    @override
+    def images_of(self, indices: Ints, epoch: int) -> Ints:
+        return self.images[indices]
 
-        Args:
-            rows: For each key of `fields` an array [M, ...], and the number of boxes under ``boxes_count``.
-            indices: [M] sample numbers in this split.
-            epoch: The epoch they are read for.
-        """
+    @override
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
+        """See `BankDataset`; the number of boxes stands under ``boxes_count``."""
         images = self.images[indices]
         plan, limits = self.plan(images, epoch), self.mosaic_of(epoch) if self.draws_mosaics else None
         draw_tiles(rows["image"], plan, self.bank)
@@ -165,15 +160,6 @@ class DetectionDataset:
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file."""
         return show_path(self.bank.name(int(self.images[index])))
-
-    def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether the store was cut short while it was read; cheap.
-
-        Raises:
-            StoreCorruptError: It was.
-        """
-        if isinstance(self.bank, DecodedStore):
-            self.bank.check_size()
 
     def find_originals(self, boxes: NDArray[np.float64], images: NDArray[np.int64]) -> NDArray[np.float64]:
         """Where boxes of samples that show one image each lie in the images on the disk, cut to these.
@@ -223,6 +209,17 @@ class DetectionDataset:
             "shape": FieldSpec((2,), "int64"),
             "epoch": FieldSpec((), "int64"),
         }
+
+    def _read(self, index: int) -> "dict[str, torch.Tensor]":
+        import torch
+
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        rows = {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._rows()}
+        self.write_into(rows, np.array([index]), self.epoch)
+        count = int(rows.pop("boxes" + COUNT_SUFFIX)[0])
+        rows["boxes"] = rows["boxes"][:, :count]
+        return {name: torch.from_numpy(array)[0] for name, array in rows.items()}
 
     def _rows(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and dtype of what `write_into` fills for a sample."""

@@ -36,7 +36,7 @@ class ShardedStore(StoredImages):
         self.key, self.similar, self._sources = found.key, found.similar, found.sources
         self.channels: int = found.facts["channels"]
         self.dtype: np.dtype[np.generic] = np.dtype(found.facts["dtype"]).newbyteorder("<")
-        self.skipped = tuple((str(path), str(fault)) for path, fault in found.facts["skipped"])
+        self.skipped = tuple((str(root / path), str(fault)) for path, fault in found.facts["skipped"])
         self.shard_of, self._row_of = (found.places[name].astype(np.int64) for name in ("shard", "row"))
         self.heights_px, self.widths_px = (found.places[name].astype(np.int64) for name in ("height_px", "width_px"))
 

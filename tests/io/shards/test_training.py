@@ -14,11 +14,13 @@ import torch
 from lit_data.cli import main
 from lit_data.datamodules import (
     BaseDataModule,
+    DetectionDataModule,
     GANDataModule,
     InspectionDataModule,
     LabelledImageDataModule,
     WatermarkDataModule,
 )
+from lit_data.datamodules.detection_batch import MosaicPlace
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
@@ -26,6 +28,7 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.objects import FolderObjects
 from lit_data.io.shards.store import ShardedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.mosaic import MosaicSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from tests.io.remote.servers import s3_server
 
@@ -130,7 +133,7 @@ def test_what_would_fetch_a_shard_for_each_sample_is_refused(open_data: Open) ->
     with pytest.raises(ConfigError, match=r"locality=none, but the set of shards does not fit data.cache_bytes"):
         data.make_loader("train")
     data = open_data(cache_bytes=SMALL, sampling=SamplingOptions(positives=0.5, paste=0.5))
-    with pytest.raises(ConfigError, match=r"for a set of shards data.cache_bytes to its size"):
+    with pytest.raises(ConfigError, match=r"from anywhere \(mosaics, pasted defects\): raise it"):
         data.make_loader("train")
 
 
@@ -221,6 +224,56 @@ def test_images_under_watermarks(tmp_path: Path, masks: str | None, cache_bytes:
     _compare(open_("set.shards"), here, fits=cache_bytes == 2**30)
 
 
+@pytest.mark.parametrize(
+    ("mosaic_on", "cache_bytes"), [("worker", 2**30), ("device", 2**30), ("device", 200_000), (None, 200_000)]
+)
+def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_bytes: int) -> None:
+    for number in range(IMAGES):
+        image = np.random.default_rng(number).integers(0, 200, (50, 64, 3), np.uint8)
+        write_png(tmp_path / "set/images" / f"{number}.png", image)
+        (tmp_path / "set/labels").mkdir(exist_ok=True)
+        lines = [f"{number % 2} 0.5 0.5 0.{box + 1} 0.25\n" for box in range(number % 4)]
+        (tmp_path / "set/labels" / f"{number}.txt").write_text("".join(lines))
+
+    def open_(name: str, **options: Any) -> DetectionDataModule:
+        loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
+        data = DetectionDataModule(
+            str(tmp_path / name),
+            size_px=64,
+            classes=["scratch", "dent"],
+            mosaic=MosaicSpec() if mosaic_on else None,
+            mosaic_on=mosaic_on or "worker",
+            splits=options.pop("splits", {"train": 0.9, "val": 0.1, "test": 0}),
+            cache_dir=str(tmp_path),
+            cache_bytes=cache_bytes,
+            loader=loader,
+        )
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    here = open_("set")
+    assert here.source.publish(str(tmp_path / "set.shards"), 2 * 3 * 64 * 64)["shards"] > 8
+    there = open_("set.shards")
+    assert there.describe() == here.describe() | {"pixel_bytes": there.describe()["pixel_bytes"]}
+    _compare(there, here, fits=cache_bytes == 2**30)
+    with pytest.raises(ConfigError, match=r"read with other options: splits.train 0.9 -> 0.8"):
+        open_("set.shards", splits={"train": 0.8, "val": 0.1, "test": 0})
+
+
+def test_mosaics_of_any_images_need_all_of_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"samples": {"count": 40, "size_px": [64, 64]}, "size_px": 64, "mosaic": MosaicSpec()}
+    here = DetectionDataModule(cache_dir=str(tmp_path), **options)
+    here.source.publish(str(tmp_path / "set.shards"), 3 * 64 * 64)
+    there = DetectionDataModule(str(tmp_path / "set.shards"), cache_dir=str(tmp_path), cache_bytes=SMALL, **options)
+    there.prepare_data()
+    there.setup("fit")
+    with pytest.raises(
+        ConfigError, match=r"does not fit data.cache_bytes, and DetectionDataset .* set data.mosaic_on=device"
+    ):
+        there.make_loader("train")
+
+
 def _compare(there: BaseDataModule[Any], here: BaseDataModule[Any], *, fits: bool) -> None:
     """The same batches where all shards have room here; else the same samples in another order."""
     assert isinstance(there.dataset("train").bank, ShardedStore)
@@ -239,11 +292,14 @@ def _compare(there: BaseDataModule[Any], here: BaseDataModule[Any], *, fits: boo
 
 
 def _split(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Its samples, in memory of their own."""
-    return [
-        {key: int(value[row]) if key == "index" else value[row].clone() for key, value in batch.items()}
-        for row in range(len(batch["index"]))
-    ]
+    """Its samples, in memory of their own; boxes lie flat, with their rows."""
+
+    def take(key: str, value: torch.Tensor, row: int) -> Any:
+        if key == "boxes":
+            return value[value[:, 0] == row, 1:]
+        return int(value[row]) if key == "index" else value[row].clone()
+
+    return [{key: take(key, value, row) for key, value in batch.items()} for row in range(len(batch["index"]))]
 
 
 @pytest.fixture(scope="module")
@@ -285,5 +341,5 @@ def test_from_the_command_line(sets: Path, tmp_path: Path, capsys: pytest.Captur
     assert main([*words, "prepare.store=x", *places]) == 2
     assert main([*words, *places]) == 0
     assert main(["prepare", "+experiment=inspection", f"data.root={address}", "prepare.verify=true", *places]) == 0
-    assert main(["prepare", "+experiment=detection", f"data.root={address}", *places[:2]]) == 2
+    assert main(["prepare", "+experiment=ct", f"data.root={address}", *places[:2]]) == 2
     assert "this kind of data does not read sets of shards; give its folder" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from typing_extensions import override
 from lit_data.commands.benchmarks.headroom import ReplayLoader
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.session import build_callbacks
+from lit_data.commands.terminal import quieten
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,17 @@ def run_overhead(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
         "all": [str(n) for n in names],
     }
     seconds: dict[str, list[float]] = {row: [] for row in rows}
-    for _ in range(options.repeats):
-        for row, chosen in rows.items():
-            callbacks = build_callbacks(cfg)
-            seconds[row].append(_train(cfg, options, [callbacks[name] for name in chosen]))
+    quieten()
+    lightning = logging.getLogger("lightning.pytorch")
+    level = lightning.level
+    lightning.setLevel(logging.WARNING)  # each of many Trainers would say the same
+    try:
+        for _ in range(options.repeats):
+            for row, chosen in rows.items():
+                callbacks = build_callbacks(cfg)
+                seconds[row].append(_train(cfg, options, [callbacks[name] for name in chosen]))
+    finally:
+        lightning.setLevel(level)
     base = median(seconds["none"])
     found: dict[str, Any] = {"benchmark/batch_size": options.batch_sizes[0], "benchmark/step_us": base * 1e6}
     for row in list(rows)[1:]:

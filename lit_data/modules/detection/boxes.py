@@ -16,12 +16,6 @@ def to_corners(centres: Tensor) -> Tensor:
     return torch.cat((middle - half, middle + half), dim=-1)
 
 
-def to_centres(corners: Tensor) -> Tensor:
-    """(left, top, right, bottom) to (cx, cy, w, h), [..., 4]."""
-    low, high = corners[..., :2], corners[..., 2:]
-    return torch.cat(((low + high) / 2, high - low), dim=-1)
-
-
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
     """Intersection over union of pairs; ``box_iou(a[:, None], b)`` compares all of `a` with all of `b`.
 

@@ -5,7 +5,6 @@ import torch
 
 from lit_data.errors import ConfigError
 from lit_data.modules import DetectorNet
-from lit_data.modules.detection.boxes import to_centres
 from lit_data.modules.detection.net import Level, decode, place_centres
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -27,7 +26,7 @@ def test_shapes(height: int, width: int, levels: tuple[tuple[int, int], ...]) ->
     places = sum(rows * columns for rows, columns in levels)
     assert logits.shape == (2, places, 5)
     assert boxes.shape == (2, places, 4)
-    assert (to_centres(boxes)[..., 2:] > 0).all()
+    assert (boxes[..., 2:] > boxes[..., :2]).all()
 
 
 def test_it_is_small() -> None:
@@ -43,10 +42,10 @@ def test_places_lie_in_the_middle_of_their_cells() -> None:
 
 def test_codes_are_offsets_and_logarithms_of_sizes() -> None:
     codes = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [0.5, -1.0, -1.0, 99.0]]])
-    boxes = to_centres(decode(codes, (Level(8, 1, 2),)))[0]
-    assert boxes[0].tolist() == [4, 4, 32, 32]
-    assert boxes[1, :2].tolist() == [16, -4]
-    assert boxes[1, 2:].tolist() == pytest.approx([32 * 0.36788, 32 * 403.42], rel=1e-4)
+    low, high = decode(codes, (Level(8, 1, 2),))[0].split(2, dim=1)
+    assert ((low + high) / 2).tolist() == [[4, 4], [16, -4]]
+    assert (high - low)[0].tolist() == [32, 32]
+    assert (high - low)[1].tolist() == pytest.approx([32 * 0.36788, 32 * 403.42], rel=1e-4)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

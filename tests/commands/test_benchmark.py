@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,16 @@ def test_collate_measures_samples_in_memory(run: Run) -> None:
     assert metrics["process_process_cpu_ms_per_1000"] > 0
     assert metrics["dataloader_first_batch_ms"] > 0
     assert "recommended_worker_kind" not in metrics
+
+
+def test_each_callback_is_measured_and_said_in_a_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics, _ = run("+benchmark=callbacks", "callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu")
+    names = {"data_wait", "memory", "adaptive", "digest", "interrupt", "empty_cache", "all"}
+    assert {key.removesuffix("_us") for key in metrics if key.endswith("_us")} - {"step"} == names
+    assert metrics["all_share_of_5_ms"] == pytest.approx(metrics["all_us"] / 5000)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split(" ")[0] in names]
+    assert sorted(line.split()[0] for line in lines) == sorted(names)
+    assert logging.getLogger("lightning.pytorch").level == logging.INFO
 
 
 def test_headroom_compares_training_with_and_without_loading(run: Run) -> None:

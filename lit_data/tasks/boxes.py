@@ -26,7 +26,7 @@ from lit_data.tasks.answers import ask_step, read_classes
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure
 from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.tasks.writer import Entry, PredictionWriter, Written, stamp_of
+from lit_data.tasks.writer import Entry, PredictionWriter, Written, stamp_of_image
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ class BoxWriter(PredictionWriter):
 
     @override
     def stamp(self, number: int) -> Sequence[int]:
-        return stamp_of(self.path(number))
+        return stamp_of_image(self._bank, number)
 
     @override
     def path(self, number: int) -> str:

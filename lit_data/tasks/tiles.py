@@ -21,7 +21,7 @@ from lit_data.inference import Progress, TiledPredictor
 from lit_data.tasks.nets import choose_overlap_px, convert_net, open_predictor, prepare_net
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages
-from lit_data.tasks.writer import PredictionWriter, Work, stamp_of
+from lit_data.tasks.writer import PredictionWriter, Work, stamp_of_image
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class ImageWriter(PredictionWriter):
 
     @override
     def stamp(self, number: int) -> Sequence[int]:
-        return stamp_of(self.path(number))
+        return stamp_of_image(self.images.bank, number)
 
     @override
     def path(self, number: int) -> str:

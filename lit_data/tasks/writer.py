@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.files import PART, write_json, write_table
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.shards.store import ShardedStore
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ class Entry:
 
     Attributes:
         image: Its name.
-        stamp: Size and time of its file.
+        stamp: Numbers that change with its file, such as size and time.
         files: For each file written for it, below the folder, its length.
         rows: Of the table.
         score: How sure the model is of what it found, for the choice of pictures.
@@ -175,6 +177,11 @@ def stamp_of(path: str) -> list[int]:
     """Size and time of a file, which change with it."""
     found = Path(path).stat()
     return [found.st_size, found.st_mtime_ns]
+
+
+def stamp_of_image(bank: ImageBank, number: int) -> list[int]:
+    """Whole numbers that change with the file of an image, or with the shard that holds it."""
+    return bank.stamp(number) if isinstance(bank, ShardedStore) else stamp_of(bank.name(number))
 
 
 class Work:

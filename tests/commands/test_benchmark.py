@@ -127,6 +127,19 @@ def test_collate_measures_samples_in_memory(run: Run) -> None:
     assert "recommended_worker_kind" not in metrics
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["detection", "ct"])
+@pytest.mark.parametrize("mode", ["loaders", "headroom"])
+def test_batches_of_any_kind_are_measured(tmp_path: Path, experiment: str, mode: str) -> None:
+    places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache", "trainer.enable_progress_bar=false"]
+    small = ["data.loader.batch_size=4", "data.samples={count: 8}", "benchmark.steps=2", "benchmark.cached_batches=1"]
+    words = [f"+experiment={experiment}", f"+benchmark={mode}", *TOY[5:], *small, *places, "trainer.accelerator=cpu"]
+    assert main(["benchmark", *words]) == 0
+    (path,) = (tmp_path / "runs").rglob("summary.json")
+    key = "best_samples_per_s" if mode == "loaders" else "fit_share_of_headroom"
+    assert json.loads(path.read_text())[f"benchmark/{key}"] > 0
+
+
 def test_each_callback_is_measured_and_said_in_a_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     metrics, _ = run("+benchmark=callbacks", "callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu")
     names = {"data_wait", "memory", "adaptive", "digest", "interrupt", "empty_cache", "all"}

@@ -258,7 +258,8 @@ def build_candidates(
     if not len(datamodule.dataset("train")):
         raise ConfigError("the train split holds no images to measure with: check data.splits")
     candidates: dict[str, Candidate | str] = {}
-    baselines = datamodule.baseline_datasets("train", finished=defects)
+    has_files = datamodule.source is None or datamodule.source.shards is None
+    baselines = datamodule.baseline_datasets("train", finished=defects) if has_files else {}
     for method in sorted(methods, key=METHODS.index):
         if method == "device":
             candidates[method] = _open_device_candidate(cfg, finished=finished)

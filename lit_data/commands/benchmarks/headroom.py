@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from omegaconf import DictConfig
 from typing_extensions import override
@@ -108,7 +109,7 @@ def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) 
     """
     loader, batches = datamodule.make_loader("train"), list[Any]()
     for batch in loader:
-        planned = {key: value.to(device) for key, value in datamodule.plan_batch(batch, "train").items()}
+        planned = move_data_to_device(datamodule.plan_batch(batch, "train"), device)
         finished = datamodule.finish_batch(planned, "train")
         batches.append(format_batch(finished, datamodule.batch_format, datamodule.channel_names))
         if len(batches) == count:

@@ -150,7 +150,10 @@ def _take(batches: Iterator[Batch], candidate: Candidate, device: torch.device, 
     """Samples of the next batch, loaded and finished, and the seconds of its transfer if they are wanted."""
     batch = candidate.plan(next(batches))
     began_s = time.perf_counter()
-    batch = {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+    batch = {
+        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for key, value in batch.items()
+    }
     transfer_s = (read_clock(device) if timed else time.perf_counter()) - began_s
     finished = candidate.finish(batch)
     return count_samples(finished), transfer_s

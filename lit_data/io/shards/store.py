@@ -54,6 +54,10 @@ class ShardedStore(StoredImages):
         """First source path of one image, below the local folder."""
         return str(self._root / self._sources.name(self._sources.rows(range(len(self))[index]).start))
 
+    def stamp(self, index: int) -> list[int]:
+        """A whole number that changes with the shard of an image."""
+        return [int(self.cache.shards[self.shard_of.item(index)].sha256[:15], 16)]
+
     @override
     def open_image(self, index: int) -> Array | SlicedImage:
         store, row = self._open(index)

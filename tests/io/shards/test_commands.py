@@ -1,0 +1,75 @@
+"""Every command gives from shards what it gives from files, for each kind of data."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_data.cli import main
+from tests.outputs import BOXES, GENERATED, MARKS, STRIPES
+
+NARROW = ("data.samples={count: 24, size_px: [96, 96]}", "model.net.width=4")
+KINDS = {
+    "stripe": (*STRIPES, "data.patterns=['train/*','val/*','test/*']"),
+    "inspection": (*NARROW, "data.patch_px=32"),
+    "labelled": (*NARROW, "data.size_px=32"),
+    "detection": (*BOXES, "data.mosaic_on=device"),
+    "watermark": MARKS,
+    "gan": (*GENERATED, "data.loader.batch_size=2"),
+}
+QUICK = (
+    "trainer.max_epochs=1",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "trainer.accelerator=cpu",
+    "+trainer.enable_model_summary=false",
+)
+MEASURED = (
+    *("benchmark.repeats=1", "benchmark.seconds_per_row=0.01", "benchmark.samples_per_row=4"),
+    *("benchmark.workers=[1]", "benchmark.batch_sizes=[2]", "benchmark.micro_batch_sizes=[2]"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_give_what_they_give_from_files(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str, name: str, *words: str) -> Path:
+        places = [f"paths.run={tmp_path}/{name}", f"hydra.run.dir={tmp_path}/{name}", f"paths.cache={tmp_path}/cache"]
+        assert main([command, f"+experiment={kind}", *KINDS[kind], *QUICK, *places, *words]) == 0
+        return tmp_path / name
+
+    run("prepare", "drawn")
+    (drawn,) = (path for path in (tmp_path / "cache/samples").iterdir() if path.is_dir())
+    files, shards = f"data.root={drawn}", "data.root=set.shards"
+    run("prepare", "prepared", files, "prepare.store=set.shards", "prepare.shard_bytes=40000")
+    scores = [
+        {key: value for key, value in json.loads((folder / "summary.json").read_text()).items() if "test/" in key}
+        for folder in (run("fit", "files", files), run("fit", "shards", shards))
+    ]
+    assert scores[0] == scores[1]
+    ckpt = f"ckpt={tmp_path}/files/checkpoints/last.ckpt"
+    found = [run("predict", "from_files", ckpt, files), run("predict", "from_shards", ckpt, shards)]
+    names, others = ({path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in found)
+    assert names == others
+    same = [name for name in names if name.suffix in (".csv", ".png", ".txt") or name.name == "detections.json"]
+    assert len(same) > 1
+    for name in same:
+        assert _without_seconds(found[0] / name) == _without_seconds(found[1] / name), name
+    if kind != "gan":
+        resumed = run("predict", "from_shards", ckpt, shards, "predict.resume=true", f"predict.folder={found[1]}")
+        kept = json.loads((resumed / "summary.json").read_text())["predict/images_kept"]
+        assert kept == len((resumed / "images.jsonl").read_text().splitlines()) > 4
+    run("show", "shown", shards)
+    run("prepare", "verified", shards, "prepare.verify=true")
+    run("benchmark", "measured", shards, *MEASURED)
+
+
+def _without_seconds(path: Path) -> bytes:
+    """What a file holds; of a table with seconds in its last column all others."""
+    lines = path.read_bytes().split(b"\r\n")
+    if not lines[0].endswith(b",seconds"):
+        return b"\n".join(lines)
+    return b"\n".join(line.rpartition(b",")[0] for line in lines)

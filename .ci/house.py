@@ -15,7 +15,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 38_500,
+    "code lines": 38_490,
     "files": 399,
     "files in circles": 0,
     "casts": 25,

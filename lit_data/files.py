@@ -1,6 +1,7 @@
 """Files that are there as a whole or as they were before, whatever happens while they are written."""
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -83,6 +84,16 @@ def sync_folder(folder: Path) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def find_sha256(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

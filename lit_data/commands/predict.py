@@ -1,6 +1,5 @@
 """``predict``: what a model says of every image or volume of a folder."""
 
-import hashlib
 import inspect
 import logging
 from collections.abc import Collection, Sequence
@@ -19,6 +18,7 @@ from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, Problems
+from lit_data.files import find_sha256
 from lit_data.tasks import find_task
 from lit_data.tasks.base import find_task_of
 from lit_data.tasks.options import PredictOptions, PredictRun, read_options
@@ -120,11 +120,9 @@ def _warn_of_nothing_to_resume(folder: Path, options: PredictOptions) -> None:
 
 def _identify(cfg: DictConfig, checkpoint: Path, neutral: Collection[str]) -> dict[str, Any]:
     """What decides the predictions beside the options, as plain data."""
-    with checkpoint.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     data = {name: value for name, value in _to_plain(cfg.data).items() if name not in neutral}
     seed = OmegaConf.select(cfg, "data.loader.seed")  # of the nuisance of layout `single`
-    return {"checkpoint_sha256": digest, "model": _to_plain(cfg.model), "data": data, "seed": seed}
+    return {"checkpoint_sha256": find_sha256(checkpoint), "model": _to_plain(cfg.model), "data": data, "seed": seed}
 
 
 def _to_plain(node: DictConfig) -> dict[str, Any]:

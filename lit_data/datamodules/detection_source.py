@@ -61,7 +61,7 @@ class DetectionSource(ImageSet):
             DataError: Files or boxes are bad; all of them are listed.
         """
         files = self._find()
-        store = self._open_store([ImageSource((path,)) for path in files.images])
+        store = self._open_store(files)
         return _leave_out(files, {path for path, _ in store.skipped}), store
 
     @property
@@ -95,7 +95,7 @@ class DetectionSource(ImageSet):
         self._refuse_shards()
         self.refresh()
         files = self._find()
-        problems = find_faults([ImageSource((path,)) for path in files.images], ImageDecoder(self.read))
+        problems = find_faults(_list_sources(files), ImageDecoder(self.read))
         problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad")
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
 
@@ -105,16 +105,16 @@ class DetectionSource(ImageSet):
 
     @override
     def _find_images(self) -> list[ImageSource]:
-        return [ImageSource((path,)) for path in self._found.images]
+        return _list_sources(self._found)
 
     @cached_property
     def _found(self) -> DetectionFiles:
         return self._find()
 
-    def _open_store(self, sources: list[ImageSource]) -> DecodedStore | ShardedStore:
+    def _open_store(self, files: DetectionFiles) -> DecodedStore | ShardedStore:
         if self.shards is not None:
             return self.shards.open_images(self.decoder.fingerprint)
-        folder = self.store_folder / "detection"
+        folder, sources = self.store_folder / "detection", _list_sources(files)
         return DecodedStore.build(sources, folder, decoder=self.decoder, on_bad=self.on_bad)
 
     @property
@@ -144,6 +144,10 @@ class DetectionSource(ImageSet):
             on_bad=self.on_bad,
             read=self.read,
         )
+
+
+def _list_sources(files: DetectionFiles) -> list[ImageSource]:
+    return [ImageSource((path,)) for path in files.images]
 
 
 def _to_plain(value: Any) -> dict[str, Any] | list[Any]:  # noqa: ANN401 - what a configuration holds

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.datasets import StripeDataset
+from lit_data.datasets.bank_dataset import read_rows
 from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
@@ -167,13 +168,6 @@ def choose_drawing(dataset: StripeDataset, writer: DefectWriter, batch_size: int
         lambda: _draw_on_device(writer, rows, places.device),
         count,
     )
-
-
-def read_rows(dataset: RowWriter, indices: NDArray[np.int64], epoch: int = 0) -> dict[str, Array]:
-    """Samples in memory of their own; none of their fields is ragged."""
-    rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in dataset.fields.items()}
-    dataset.write_into(rows, indices, epoch)
-    return rows
 
 
 def _draw_by_worker(writer: DefectWriter, rows: dict[str, Array]) -> None:

@@ -145,8 +145,8 @@ class BatchTransfer:
         """
         if self._has_example:
             return self._pass_on("on_after_batch_transfer", batch, dataloader_idx)
-        datamodule = self._datamodule
-        finished = batch if datamodule.is_finished(self._stage()) else _finish(datamodule, self._stage(), batch)
+        datamodule, stage = self._datamodule, self._stage()
+        finished = batch if datamodule.is_finished(stage) else _finish(datamodule, stage, batch)
         formatted = format_batch(finished, datamodule.batch_format, datamodule.channel_names)
         if self._added:
             formatted = {key: batch[key] for key in self._added if key in batch} | formatted

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.store import StoredImages
-from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns
+from lit_data.types import Array, FieldSpec, LookAhead, RowWriter, SampleRuns
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +64,7 @@ class BankDataset(ABC):
         for index in indices:
             if not 0 <= index < len(self):
                 raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in self.fields.items()}
-        self.write_into(rows, np.array(indices, dtype=np.int64), self.epoch)
+        rows = read_rows(self, np.array(indices, dtype=np.int64), self.epoch)
         tensors = {name: torch.from_numpy(array) for name, array in rows.items()}
         return [{name: tensor[row] for name, tensor in tensors.items()} for row in range(len(indices))]
 
@@ -131,3 +130,10 @@ class BankDataset(ABC):
         for bank in (self.bank, self.masks):
             if isinstance(bank, StoredImages):
                 bank.check_size()
+
+
+def read_rows(dataset: RowWriter, indices: Ints, epoch: int = 0) -> dict[str, Array]:
+    """Samples in memory of their own; none of their fields is ragged."""
+    rows = {name: np.empty((len(indices), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    dataset.write_into(rows, indices, epoch)
+    return rows

@@ -1,6 +1,5 @@
 """`ModelCache`: models read from files, each content once."""
 
-import hashlib
 import os
 import threading
 from collections import OrderedDict
@@ -11,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.files import find_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,7 @@ class ModelCache:
         known = self._digests.get(path)
         if known is not None and known[0] == facts:
             return known[1]
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = find_sha256(path)
         self._digests[path] = facts, digest
         return digest
 

@@ -156,8 +156,24 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
         _tell_unlockable(folder, error)
         yield
         return
-    try:
+    with _giving_back(fd):
         _wait(fd, folder, wait_s, is_done)
+        yield
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold a lock among all processes and threads of this machine; the system gives it back if its holder dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with _giving_back(fd):
+        with suppress(OSError):  # a file system without locks: work may be done twice
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _giving_back(fd: int) -> Iterator[None]:
+    try:
         yield
     finally:
         with suppress(OSError):

@@ -26,7 +26,7 @@ from lit_data.tasks.answers import ask_step, read_classes
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure
 from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.tasks.writer import Entry, PredictionWriter, Written, stamp_of_image
+from lit_data.tasks.writer import BankWriter, Entry, Written
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float
 _SHOWN: Final = 6
 
 
-class BoxWriter(PredictionWriter):
+class BoxWriter(BankWriter):
     """Writes the objects of each image as soon as they are found.
 
     Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box), ``pictures/<image>.png`` (the
@@ -258,17 +258,8 @@ class BoxWriter(PredictionWriter):
         self._dataset = datamodule.dataset("predict")
         self._classes, root = datamodule.classes, datamodule.source.folder
         self._folder, self._threshold, self._min_area_px = folder, threshold, min_area_px
-        self._bank = self._dataset.bank
-        self.names = [PurePath(os.path.relpath(self.path(n), root)).as_posix() for n in range(len(self._bank))]
-        self.bad = self._bank.skipped
-
-    @override
-    def stamp(self, number: int) -> Sequence[int]:
-        return stamp_of_image(self._bank, number)
-
-    @override
-    def path(self, number: int) -> str:
-        return self._bank.name(number)
+        bank = self._dataset.bank
+        super().__init__(bank, [PurePath(os.path.relpath(bank.name(n), root)).as_posix() for n in range(len(bank))])
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Boxes] | None:
@@ -294,7 +285,7 @@ class BoxWriter(PredictionWriter):
         picture = self._folder / "pictures" / PurePath(self.names[number]).with_suffix("")
         picture.parent.mkdir(parents=True, exist_ok=True)
         boxes = self._shrink(number, originals, classes, scores)
-        picture = picture.with_name(write_image(picture, paint_boxes(self._bank[number], boxes, self._classes)))
+        picture = picture.with_name(write_image(picture, paint_boxes(self.bank[number], boxes, self._classes)))
         rows = _describe(originals, classes, scores)
         return Written([text, picture], rows, float(scores.max(initial=0)))
 
@@ -327,13 +318,13 @@ class BoxWriter(PredictionWriter):
         edges[:, 2:] += edges[:, :2]
         classes = np.array([row["category_id"] - 1 for row in entry.rows], np.int64)
         scores = np.array([row["score"] for row in entry.rows], np.float32)
-        return PurePath(entry.image).name, self._bank[number], self._shrink(number, edges, classes, scores)
+        return PurePath(entry.image).name, self.bank[number], self._shrink(number, edges, classes, scores)
 
     def _shrink(
         self, number: int, boxes: NDArray[np.float64], classes: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> Boxes:
         """Boxes of the image on the disk in the image as it is stored."""
-        scale = np.tile(np.array(self._bank[number].shape[:0:-1]) / self._dataset.original_px[number][::-1], 2)
+        scale = np.tile(np.array(self.bank[number].shape[:0:-1]) / self._dataset.original_px[number][::-1], 2)
         return Boxes(torch.from_numpy(boxes * scale), torch.from_numpy(classes), torch.from_numpy(scores))
 
     def _write_text(

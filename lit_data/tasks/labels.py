@@ -18,7 +18,7 @@ from lit_data.tasks.base import Task, register
 from lit_data.tasks.batches import predict_batches
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure, show_pixels
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.tasks.writer import Entry, PredictionWriter, Written, stamp_of_image
+from lit_data.tasks.writer import BankWriter, Entry, Written
 from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class LabelTask(Task[LabelledImageDataModule]):
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
 
 
-class LabelWriter(PredictionWriter):
+class LabelWriter(BankWriter):
     """Writes ``labels.csv``: of each image its label, how sure that is, and what its folder says, if it names a class.
 
     Args:
@@ -75,17 +75,9 @@ class LabelWriter(PredictionWriter):
     expects = "probabilities [B, classes]"
 
     def __init__(self, datamodule: LabelledImageDataModule, folder: Path) -> None:
-        self._classes, self._folder, self._bank = tuple(datamodule.classes or ()), folder, datamodule.bank
-        self.names, self.bad = datamodule.source.names(self._bank), self._bank.skipped
+        super().__init__(datamodule.bank, datamodule.source.names(datamodule.bank))
+        self._classes, self._folder = tuple(datamodule.classes or ()), folder
         self._truth = [kind if kind in self._classes else "" for kind in datamodule.image_kinds]
-
-    @override
-    def stamp(self, number: int) -> Sequence[int]:
-        return stamp_of_image(self._bank, number)
-
-    @override
-    def path(self, number: int) -> str:
-        return self._bank.name(number)
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Tensor] | None:

@@ -13,7 +13,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from typing_extensions import override
 
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
@@ -21,7 +20,7 @@ from lit_data.inference import Progress, TiledPredictor
 from lit_data.tasks.nets import choose_overlap_px, convert_net, open_predictor, prepare_net
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages
-from lit_data.tasks.writer import PredictionWriter, Work, stamp_of_image
+from lit_data.tasks.writer import BankWriter, Work
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ def image_bar(total: int, *, enabled: bool) -> Iterator[ImageBar]:
 _SLACK: Final = 1e-3  # of sums of weights and of half precision
 
 
-class ImageWriter(PredictionWriter):
+class ImageWriter(BankWriter):
     """Writes what is said of whole images.
 
     Args:
@@ -82,16 +81,8 @@ class ImageWriter(PredictionWriter):
     """
 
     def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
+        super().__init__(images.bank, images.names)
         self.images, self.folder, self.options = images, folder, options
-        self.names, self.bad = images.names, images.bank.skipped
-
-    @override
-    def stamp(self, number: int) -> Sequence[int]:
-        return stamp_of_image(self.images.bank, number)
-
-    @override
-    def path(self, number: int) -> str:
-        return self.images.bank.name(number)
 
 
 def predict_images(

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
+from typing_extensions import override
+
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.files import PART, write_json, write_table
 from lit_data.io.images.image_source import ImageBank
@@ -179,9 +181,25 @@ def stamp_of(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def stamp_of_image(bank: ImageBank, number: int) -> list[int]:
-    """Whole numbers that change with the file of an image, or with the shard that holds it."""
-    return bank.stamp(number) if isinstance(bank, ShardedStore) else stamp_of(bank.name(number))
+class BankWriter(PredictionWriter):
+    """Writes what is said of the images of a bank.
+
+    Args:
+        bank: The images.
+        names: Of the images.
+    """
+
+    def __init__(self, bank: ImageBank, names: Sequence[str]) -> None:
+        self.bank, self.names, self.bad = bank, names, bank.skipped
+
+    @override
+    def stamp(self, number: int) -> Sequence[int]:
+        """Numbers that change with the file of an image, or with the shard that holds it."""
+        return self.bank.stamp(number) if isinstance(self.bank, ShardedStore) else stamp_of(self.path(number))
+
+    @override
+    def path(self, number: int) -> str:
+        return self.bank.name(number)
 
 
 class Work:

@@ -1,25 +1,24 @@
 """`ShardCache`: the local copies of shards, within a number of bytes, shared by all processes of a machine."""
 
-import fcntl
-import hashlib
 import logging
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.files import find_sha256
 from lit_data.io.remote.objects import Objects
 from lit_data.io.shards.index import Shard
 from lit_data.io.store.mapping import TAR_SUFFIX
 from lit_data.io.store.store import DecodedStore
-from lit_data.io.temp import sweep, temp_folder
+from lit_data.io.temp import hold_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class ShardCache:
         path, shard = self._path(number), self.shards[number]
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _hold(self.folder / f"{number % _LOCKS:02}.lock"):
+            with hold_lock(self.folder / f"{number % _LOCKS:02}.lock"):
                 if not path.exists():
                     self._fetch(shard, path)
         return path
@@ -115,12 +114,12 @@ class ShardCache:
     def _fetch(self, shard: Shard, path: Path) -> None:
         with temp_folder(self.folder) as temp:
             part = temp / f"{shard.nbytes}.part"
-            with _hold(self.folder / "room.lock"):
+            with hold_lock(self.folder / "room.lock"):
                 self._make_room(shard.nbytes)
                 part.touch()  # from here on others count it
             for is_last in (False, True):
                 self._objects.get(shard.name, part)
-                if find_sum(part) == shard.sha256:
+                if find_sha256(part) == shard.sha256:
                     break
                 if is_last:
                     raise DataError(f"{self._objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it again")
@@ -224,23 +223,3 @@ class Prefetch:
         if not self._live:
             return True
         return self._has_begun and self._live_bytes + nbytes <= self.max_bytes  # the first one has the line alone
-
-
-@contextmanager
-def _hold(path: Path) -> Iterator[None]:
-    """Hold a lock among all processes and threads of this machine; the system gives it back if its holder dies."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        with suppress(OSError):  # a file system without locks: some shards may be fetched twice
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a forked child may share the descriptor
-        os.close(fd)
-
-
-def find_sum(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,13 +13,13 @@ from rich.filesize import decimal
 
 from lit_data.checks import check_count
 from lit_data.errors import DataError
+from lit_data.files import find_sha256
 from lit_data.grid import Ints
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, survey_sources
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.remote.objects import Objects
-from lit_data.io.shards.cache import find_sum
 from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
 from lit_data.io.store.bands import StoreOptions
@@ -107,7 +107,7 @@ class Publisher:
         objects: Where to.
         decoder: Decodes one source.
         names: Path of each file below the root, by its local path.
-        scratch: Folder for shards that are under way, and for notes of those that are written.
+        scratch: A folder that is there, for shards that are under way, and for notes of those that are written.
         options: How.
     """
 
@@ -131,7 +131,6 @@ class Publisher:
             DataError: Images are bad; or the address cannot be written.
         """
         survey = survey_sources(sources, self._decoder, workers=_WORKERS, on_bad=self._options.on_bad, progress=True)
-        self._scratch.mkdir(parents=True, exist_ok=True)
         sweep(self._scratch)
         there = {name.partition("-")[0]: name for name in self._objects.list_sizes("shards")}
         chunks = list(_cut(survey, self._options.shard_bytes))
@@ -195,14 +194,14 @@ class Publisher:
         build = BuildOptions(on_bad=wanted.on_bad, workers=_WORKERS, progress=False, store=wanted.store)  # type: ignore[arg-type]
         write_store(folder, sources, self._decoder, wanted, survey, build)
         write_tar({path.name: path for path in folder.iterdir()}, tar)
-        shard = Shard(wanted.key, find_sum(tar), tar.stat().st_size)
+        shard = Shard(wanted.key, find_sha256(tar), tar.stat().st_size)
         self._objects.put(tar, shard.name)
         return shard
 
     def _fetch(self, name: str, key: str, tar: Path) -> Shard:
         """A shard that another machine wrote; it is read, as what the index says of it is found in it alone."""
         self._objects.get(f"shards/{name}", tar)
-        shard = Shard(key, find_sum(tar), tar.stat().st_size)
+        shard = Shard(key, find_sha256(tar), tar.stat().st_size)
         if shard.name != f"shards/{name}":
             raise DataError(f"{self._objects}/shards/{name} is damaged: remove it there and run this again")
         return shard
@@ -237,7 +236,7 @@ class Publisher:
         with temp_folder(self._scratch) as temp:
             tar = temp / f"{part}.tar"
             write_tar(files, tar)
-            sum_ = find_sum(tar)
+            sum_ = find_sha256(tar)
             self._objects.put(tar, f"{part}-{sum_}.tar")
             return sum_
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.files import replacing
+from lit_data.files import find_sha256, replacing
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.objects import Objects, open_objects
 from lit_data.io.remote.scope import find_fault
-from lit_data.io.shards.cache import ShardCache, find_sum
+from lit_data.io.shards.cache import ShardCache
 from lit_data.io.shards.index import FORMAT, POINTER, ShardIndex
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.arrays import publish
@@ -121,7 +121,7 @@ class ShardedRoot:
         with temp_folder(self._shelf) as temp:
             tar = temp / f"{part}.tar"
             self.objects.get(f"{part}-{sum_}.tar", tar)
-            if find_sum(tar) != sum_:
+            if find_sha256(tar) != sum_:
                 raise DataError(f"{self.objects}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again")
             if part != "files":
                 tar.rename(target)

@@ -103,8 +103,7 @@ class ShardedStore(StoredImages):
     @property
     @override
     def source_states(self) -> Array:
-        files = self._sources.files[self._sources.firsts]
-        return np.stack((files["crc32"].astype(np.int64), files["size_bytes"]), axis=1)
+        return self._sources.first_states
 
     @override
     def check_size(self) -> None:

@@ -71,6 +71,12 @@ class SourceTable:
             sha256.update(part)
         return sha256.hexdigest()
 
+    @property
+    def first_states(self) -> Array:
+        """[images] CRC-32 and size of the first file of each image."""
+        files = self.files[self.firsts]
+        return np.stack((files["crc32"].astype(np.int64), files["size_bytes"]), axis=1)
+
     def states(self) -> dict[bytes, tuple[int, int]]:
         """Size and modification time of each file by its path."""
         blob = self.names.tobytes()

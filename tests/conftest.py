@@ -2,8 +2,10 @@
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -116,3 +118,12 @@ def small_runs_are_fast() -> Iterator[None]:
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_loaders() -> Iterator[None]:
+    """Loaders that a file left to the garbage collector end before the next one counts threads and processes."""
+    yield
+    threads = any(thread.name.startswith("lit_data") for thread in threading.enumerate())
+    if threads or multiprocessing.active_children():
+        gc.collect()

@@ -14,6 +14,7 @@ from lit_data.io.progress import track
 from lit_data.io.store.kept import keep_arrays
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.banks import VolumeBank
+from lit_data.io.volumes.mapped import LastOpened
 from lit_data.io.volumes.sparse import SparseVolume
 
 _SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
@@ -133,18 +134,14 @@ class PointDistances:
 
     def __init__(self, bank: VolumeBank, folder: Path | None, most_mm: float | None) -> None:
         self.bank, self.folder, self.most_mm = bank, folder, most_mm
-        self._opened: dict[int, Distances] = {}
+        self._opened: LastOpened[int, Distances] = LastOpened()
 
     def __getitem__(self, number: int) -> Distances:
         """Distances of one volume: [N] float32 mm, none of them positive; read-only."""
-        if self.folder is None:
+        folder = self.folder
+        if folder is None:
             return self._measure(self.bank[number])
-        if number not in self._opened:
-            self._opened[number] = self._open(self.bank[number], self.folder)
-        return self._opened[number]
-
-    def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_opened": {}}  # memory maps would be copied
+        return self._opened.get(number, lambda: self._open(self.bank[number], folder))
 
     def prepare(self, *, progress: bool = True) -> None:
         """Measure what is not measured yet.

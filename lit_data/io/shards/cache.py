@@ -2,6 +2,8 @@
 
 import logging
 import os
+import resource
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 _LOCKS: Final = 64
 _TRIES: Final = 5
 _TOUCH_S: Final = 1.0
+_OPEN_SHARE: Final = 4
+"""One of so many file descriptors that a process may have is for a shard, which takes up to two."""
 
 
 class ShardCache:
@@ -54,6 +58,8 @@ class ShardCache:
         self.folder, self.shards, self.max_bytes, self._objects = folder, shards, max_bytes, objects
         self._opened: OrderedDict[int, tuple[DecodedStore, float]] = OrderedDict()
         self._opened_bytes = 0
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_open = sys.maxsize if most == resource.RLIM_INFINITY else most // _OPEN_SHARE
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, Sequence[Shard], Objects, int]]:
@@ -108,7 +114,9 @@ class ShardCache:
             if number not in self._opened:
                 self._opened_bytes += self.shards[number].nbytes
             self._opened[number] = store, now_s
-            while self._opened_bytes > self.max_bytes // 2 and len(self._opened) > 1:
+            while len(self._opened) > 1 and (
+                self._opened_bytes > self.max_bytes // 2 or len(self._opened) > self._most_open
+            ):
                 self._opened_bytes -= self.shards[self._opened.popitem(last=False)[0]].nbytes
 
     def _fetch(self, shard: Shard, path: Path) -> None:

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import math
+import mmap
 import os
 import re
 import zlib
@@ -126,6 +127,7 @@ class ArrayFolder:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise corrupt(self.path / META_NAME, f"no {kind} of version {version} ({error!s:.200})") from error
         self._maps: dict[str, Mapped] = {}
+        self._whole: mmap.mmap | None = None
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +136,7 @@ class ArrayFolder:
 
     def map_again(self, name: str) -> tuple["Mapped", Array]:
         """A second map of an array, which may be read in another way than the first, and the array in it."""
-        facts, mapped = self.arrays[name], self._map_file(name)
+        facts, mapped = self.arrays[name], self._map_file(name, again=True)
         begin = mapped.begin + len(facts.header)
         return Mapped(mapped.data, begin), np.ndarray(facts.shape, facts.dtype, mapped.data, begin)
 
@@ -189,15 +191,18 @@ class ArrayFolder:
     def _size(self, name: str) -> int:
         return len(self.arrays[name].header) + self.arrays[name].nbytes
 
-    def _map_file(self, name: str) -> "Mapped":
-        """The map that holds an array, and where its header begins there."""
+    def _map_file(self, name: str, *, again: bool = False) -> "Mapped":
+        """The map that holds an array, and where its header begins there; the arrays of a tar have one together."""
         path = self.path / f"{name}.npy"
         if self._tar is None:
             return Mapped(map_file(path, self._size(name)), 0)
         begin, nbytes = self._tar.members.get(path.name, (0, 0))
         if nbytes != self._size(name):
             raise corrupt(path, f"expected {self._size(name)} bytes, found {nbytes}")
-        return Mapped(map_file(self.path, self._tar.nbytes), begin)
+        if again:
+            return Mapped(map_file(self.path, self._tar.nbytes), begin)
+        self._whole = self._whole or map_file(self.path, self._tar.nbytes)  # a file open for each would be too many
+        return Mapped(self._whole, begin)
 
     def _find_damage(self, name: str) -> str:
         facts, (data, begin) = self.arrays[name], self._maps[name]

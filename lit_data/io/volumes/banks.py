@@ -15,7 +15,7 @@ from lit_data.io.store.shared_arrays import share_state
 from lit_data.io.store.writer import explain_errors
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.indexing import IndexOptions
-from lit_data.io.volumes.mapped import MappedFiles
+from lit_data.io.volumes.mapped import LastOpened
 from lit_data.io.volumes.preload import check_headers, index_all, index_source, warm_folders
 from lit_data.io.volumes.reading import open_volume
 from lit_data.io.volumes.sources import VolumeSource
@@ -49,7 +49,7 @@ class VolumeBank(Protocol):
 
 
 class CachedBank:
-    """Keeps every volume that it gave, in this process; a pickled copy starts empty.
+    """Keeps every volume that it gave, in the memory of this process; a pickled copy starts empty.
 
     Args:
         bank: Where volumes come from.
@@ -78,7 +78,7 @@ class CachedBank:
         """One volume, from memory if it was given before."""
         volume = self._kept.get(index)
         if volume is None:
-            volume = self._kept[index] = self._bank[index]
+            volume = self._kept[index] = self._bank[index].in_memory()
         return volume
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -247,7 +247,7 @@ class LazyBank(DirectBank):
         super().__init__(sources, options, skipped)
         self._folder = make_folder(folder, options)
         self._files: dict[int, Path] = {}
-        self._open = MappedFiles()
+        self._open: LastOpened[Path, SparseVolume] = LastOpened()
         if self._folder.exists():
             sweep(self._folder)
 
@@ -266,7 +266,8 @@ class LazyBank(DirectBank):
             DataError: it is bad.
             StoreError: or one of its kinds: its file cannot be read or written.
         """
-        return self._open.open(self.file(index))
+        path = self.file(index)
+        return self._open.get(path, lambda: StoredVolume(path).map())
 
     def file(self, index: int) -> Path:
         """The file of one volume; it is there afterwards."""

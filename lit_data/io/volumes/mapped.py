@@ -1,39 +1,36 @@
-"""Sparse volumes that are mapped, a bounded number of them."""
+"""Files that stay mapped, a bounded number of them."""
 
 import threading
 from collections import OrderedDict
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
 
-from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_file import StoredVolume
+Key = TypeVar("Key", bound=Hashable)
+Opened = TypeVar("Opened")
 
 MAX_OPEN: Final = 64
 """Volumes that stay mapped; each holds up to seven descriptors, of which a process has about a thousand."""
 
 
-class MappedFiles:
-    """Keeps the volumes that were mapped last; threads may share it, and a pickled copy starts empty."""
+class LastOpened(Generic[Key, Opened]):
+    """Keeps what was opened last; threads may share it, and a pickled copy starts empty."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[Path, SparseVolume] = OrderedDict()
+        self._kept: OrderedDict[Key, Opened] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type["MappedFiles"], tuple[()]]:
+    def __reduce__(self) -> tuple[type["LastOpened[Key, Opened]"], tuple[()]]:
         return type(self), ()
 
-    def open(self, path: Path) -> SparseVolume:
-        """Map a volume, or give the map that there is.
-
-        Raises:
-            StoreError: it cannot be opened.
-            StoreCorruptError: it is damaged.
-        """
+    def get(self, key: Key, open_: Callable[[], Opened]) -> Opened:
+        """What is kept under a key, opened first if need be; threads that ask at the same time may open it twice."""
         with self._lock:
-            if path in self._open:
-                self._open.move_to_end(path)
-                return self._open[path]
-            volume = self._open[path] = StoredVolume(path).map()
-            if len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
-            return volume
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        found = open_()
+        with self._lock:
+            self._kept[key] = found
+            if len(self._kept) > MAX_OPEN:
+                self._kept.popitem(last=False)
+        return found

@@ -1,8 +1,8 @@
 """The occupied voxels of a volume: where they are, what they hold, and where each slice begins among them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +112,14 @@ class SparseVolume:
         """Bytes of the volume as a dense array of the values' dtype."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.values.dtype.itemsize
 
+    def in_memory(self) -> Self:
+        """The volume with arrays of its own, so that no file stays open for it."""
+        index = self.label_index
+        if index is not None:
+            index = replace(index, **{name: _own(getattr(index, name)) for name in ("classes", "starts", "positions")})
+        arrays = {name: _own(getattr(self, name)) for name in ("positions", "values", "slices", "labels")}
+        return replace(self, **arrays, label_index=index)
+
     def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
         """Coordinates of the occupied voxels.
 
@@ -174,6 +182,10 @@ class SparseVolume:
         places, inside = _place(self.positions[rows], self.shape, start, size)
         box.reshape(-1)[places] = values[rows[inside]]
         return box
+
+
+def _own(array: Array | None) -> Any:  # noqa: ANN401 - of the dtype of the field
+    return array if array is None or array.flags.owndata else array.copy()
 
 
 def index_dtype(shape: Triple) -> "np.dtype[Any]":

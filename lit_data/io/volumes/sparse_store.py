@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from lit_data.errors import StoreError, show_path
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
-from lit_data.io.volumes.mapped import MappedFiles
+from lit_data.io.volumes.mapped import LastOpened
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import BuildPlan, build_files, make_folder
@@ -72,7 +72,7 @@ class SparseStore:
         self.skipped = skipped
         self._volumes = [StoredVolume(path) for path in self._paths]
         self.counts: NDArray[np.int64] = np.array([volume.points for volume in self._volumes], np.int64)
-        self._open = MappedFiles()
+        self._open: LastOpened[Path, SparseVolume] = LastOpened()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -143,7 +143,8 @@ class SparseStore:
         Raises:
             StoreCorruptError: its file is damaged.
         """
-        return self._open.open(self._paths[operator.index(index)])
+        path = self._paths[operator.index(index)]
+        return self._open.get(path, lambda: StoredVolume(path).map())
 
     def __repr__(self) -> str:
         return f"SparseStore({self.report()}, {self.path})"

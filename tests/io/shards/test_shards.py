@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +106,17 @@ def test_patches_are_those_of_the_images(make: Make, root: Path, address: Path) 
     copy = pickle.loads(pickle.dumps(store))
     np.testing.assert_array_equal(copy[5], local[5])
     assert len(pickle.dumps(store)) < 3000
+
+
+def test_open_shards_leave_file_descriptors_for_others(
+    make: Make, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (12, 12))
+    store, before = open_store(make(address, "other")), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for number in range(IMAGES):
+        assert store[number].shape == (1, 60, 100)
+    assert len(list(store.cache.folder.glob("*.tar"))) == 5
+    assert len(os.listdir("/proc/self/fd")) - before <= 6  # noqa: PTH208
 
 
 def test_what_shows_the_same_is_known_without_reading(make: Make, root: Path, address: Path) -> None:

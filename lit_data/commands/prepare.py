@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 from lit_data.commands.export import export_set
 from lit_data.commands.session import build_datamodule, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.source import ImageSet
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.io.store.store import DecodedStore
 
@@ -56,8 +55,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 def _publish(cfg: DictConfig) -> dict[str, int]:
     """Write the set in shards to a server or a network disk."""
     source, address = build_datamodule(cfg, prepared=False).source, str(cfg.prepare.store)
-    if not isinstance(source, ImageSet):
-        raise ConfigError("prepare.store is for sets of images")
+    if source is None:
+        raise ConfigError("prepare.store is for kinds of data whose files are those of a `Source`")
     check_outside_root(cfg, Path(address), "prepare.store")
     report = source.publish(address, cfg.prepare.shard_bytes)
     log.info("read it with data.root=%s", address)

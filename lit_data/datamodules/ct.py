@@ -173,6 +173,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
         nan_fill: float | None = None,
         on_bad: OnBad = "error",
         cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
@@ -188,7 +189,8 @@ class CTDataModule(BaseDataModule[CTDataset]):
     @override
     def prepare_data(self) -> None:
         super().prepare_data()
-        if (distances := self._distances()) is not None:
+        distances = self._distances()
+        if distances is not None and self.source.shards is None:  # else this would fetch all of them
             distances.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:

@@ -16,6 +16,9 @@ from lit_data.datamodules.source import Source
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.progress import ordered_map, track
+from lit_data.io.shards.index import is_sharded
+from lit_data.io.shards.publish import SetWriter
+from lit_data.io.shards.volumes import ShardedVolumeRoot, ShardedVolumes, publish_volumes
 from lit_data.io.volumes.banks import Precompute, Preload, VolumeBank, open_bank
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.indexing import IndexOptions
@@ -94,8 +97,12 @@ class CTVolumes:
             "too_few": self.too_few,
         }
         if self.bank.counts is not None:
-            volumes = [self.bank[number] for number in range(len(self.bank))]
-            dense_bytes, sparse_bytes = sum(v.dense_bytes for v in volumes), sum(v.nbytes for v in volumes)
+            volumes = (
+                [self.bank]
+                if isinstance(self.bank, ShardedVolumes)
+                else map(self.bank.__getitem__, range(len(self.bank)))
+            )
+            dense_bytes, sparse_bytes = np.sum([(each.dense_bytes, each.nbytes) for each in volumes], axis=0).tolist()
             found |= {"points": int(self.bank.counts.sum()), "dense_bytes": dense_bytes, "sparse_bytes": sparse_bytes}
             found["sparse_share"] = sparse_bytes / dense_bytes
         return found | {f"{split}_volumes": len(self.splits[split]) for split in SPLITS}
@@ -186,6 +193,7 @@ class CTSource(Source):
         preload_share: Share of the available memory.
         processes: Of the indexing; `auto` takes the cores.
         nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
+        cache_bytes: Bound of local copies, where the root is a set of shards.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -203,6 +211,9 @@ class CTSource(Source):
     preload_share: float
     processes: int | Literal["auto"]
     nan_fill: float | None
+    cache_bytes: int
+
+    takes_shards = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,6 +230,24 @@ class CTSource(Source):
                 raise ConfigError(f"{name}={value!r} is not allowed: a whole number of at least {least} is")
         if self.too_few == "skip" and self.precompute is not True:
             raise ConfigError("too_few=skip needs precompute=true, which counts points before the first epoch")
+        if is_sharded(self.root) and (self.precompute is not True or self.cache_data or self.preload is True):
+            raise ConfigError(
+                f"root={self.root}: a set of shards is indexed, and its volumes come when they are needed: leave "
+                "precompute=true, cache_data=false and preload=auto"
+            )
+
+    @cached_property
+    @override
+    def shards(self) -> ShardedVolumeRoot | None:
+        return self._find_shards(ShardedVolumeRoot, self.cache_bytes)
+
+    @override
+    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
+        sources = find_volumes(self.folder)
+        names = {path: self.name(path) for source in sources for path in source.all_files}
+        return publish_volumes(
+            writer, sources, names, options=self.index_options, processes=self.workers, on_bad=self.on_bad
+        )
 
     @property
     @override
@@ -242,18 +271,7 @@ class CTSource(Source):
         Raises:
             DataError: Volumes are bad or have too few points; all of them are listed.
         """
-        sources = find_volumes(self.folder)
-        bank = open_bank(
-            sources,
-            self.store_folder,
-            options=self.index_options,
-            precompute=self.precompute,
-            cache_data=self.cache_data,
-            preload=self.preload,
-            preload_bytes=round(self.preload_share * available_memory_bytes()),
-            processes=self.workers,
-            on_bad=self.on_bad,
-        )
+        sources, bank = self._open_bank()
         good = _find_good(sources, bank)
         splits = split_images([source.name for source in sources], self.splits, seed=self.split_seed)
         few = self._find_few(bank)
@@ -268,12 +286,30 @@ class CTSource(Source):
             too_few=len(few),
         )
 
+    def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:
+        if self.shards is not None:
+            there = self.shards.open_volumes(self.index_options)
+            return there.list_sources(), there
+        sources = find_volumes(self.folder)
+        return sources, open_bank(
+            sources,
+            self.store_folder,
+            options=self.index_options,
+            precompute=self.precompute,
+            cache_data=self.cache_data,
+            preload=self.preload,
+            preload_bytes=round(self.preload_share * available_memory_bytes()),
+            processes=self.workers,
+            on_bad=self.on_bad,
+        )
+
     def check(self) -> dict[str, int]:
         """Read every volume and its labels strictly, and keep nothing.
 
         Raises:
             DataError: Lists everything that is wrong.
         """
+        self._refuse_shards()
         self.refresh()
         sources = find_volumes(self.folder)
         problems, points = Problems(), 0
@@ -292,6 +328,8 @@ class CTSource(Source):
         """Volumes whose index differs from what their files give now."""
         if self.precompute is False:
             raise ConfigError("precompute=false keeps no index that could be verified")
+        if isinstance(volumes.bank, ShardedVolumes):
+            return volumes.bank.find_damages()
         damaged = []
         for number, source in enumerate(track(volumes.sources, "verifying", len(volumes.sources))):
             kept, fresh = volumes.bank[number], index_source(source, self.index_options)
@@ -332,6 +370,8 @@ class CTSource(Source):
 
     def _look(self, bank: VolumeBank, place: int, source: VolumeSource) -> tuple[Triple, bool]:
         """Shape of a volume, and whether it has labels."""
+        if isinstance(bank, ShardedVolumes):
+            return bank.shapes[place], bank.has_labels[place]
         if isinstance(bank, SparseStore):
             stored = bank.stored(place)
             return stored.facts.shape, "labels" in stored.folder.arrays

@@ -4,11 +4,11 @@ import hashlib
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast, get_args
+from typing import Any, ClassVar, Self, TypeVar, cast, get_args
 
 from typing_extensions import override
 
@@ -22,12 +22,14 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 from lit_data.io.remote.objects import open_objects
 from lit_data.io.shards.index import is_sharded
-from lit_data.io.shards.publish import Publisher, PublishOptions
-from lit_data.io.shards.root import ShardedRoot
+from lit_data.io.shards.publish import ImagePublisher, PublishOptions, SetWriter
+from lit_data.io.shards.root import ShardedImages, ShardedRoot
 from lit_data.io.store.bands import WHOLE, StoreOptions
 from lit_data.io.store.store import DecodedStore
 
 log = logging.getLogger(__name__)
+
+Sharded = TypeVar("Sharded", bound=ShardedRoot)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Source(ABC):
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
     takes_shards: ClassVar[bool] = False
-    """Whether a root may be a set of shards: true where samples are a `lit_data.datasets.bank_dataset.BankDataset`."""
+    """Whether a root may be a set of shards; of images where samples are those of a `BankDataset`."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -109,6 +111,42 @@ class Source(ABC):
         Raises:
             DataError: Files are bad; all of them are listed.
         """
+
+    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
+        """Write the set in shards, or what is not there yet of it; nothing is kept here.
+
+        Args:
+            address: A folder or an address whose name ends with ``.shards``.
+            shard_bytes: Decoded bytes of the images of a shard.
+
+        Returns:
+            Numbers for a report.
+
+        Raises:
+            ConfigError: The address is no name of a set of shards, or this set is one already, or cannot be one.
+            DataError: Files are bad, or the address cannot be written.
+        """
+        check_root(address)
+        if not self.takes_shards or self.shards is not None or not is_sharded(address):
+            raise ConfigError(
+                f"prepare.store={address}: give a folder or an address whose name ends with .shards, and as data.root "
+                "the files of a set, of a kind that can lie in shards"
+            )
+        self.refresh()
+        return self._publish(SetWriter(open_objects(address, self.remote), self.store_folder / "publish"), shard_bytes)
+
+    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
+        """Write the set, of a kind that can lie in shards."""
+        raise NotImplementedError
+
+    def _refuse_shards(self) -> None:
+        if self.shards is not None:
+            raise ConfigError("prepare.check reads files, and a set of shards has none: set prepare.verify=true")
+
+    def _find_shards(self, kind: Callable[..., Sharded], max_bytes: int) -> Sharded | None:
+        if self.root is None or not is_sharded(self.root):
+            return None
+        return kind(self.root, self._cache / "shards", self.remote, max_bytes)
 
     @property
     def store_folder(self) -> Path:
@@ -170,10 +208,8 @@ class ImageSet(Source):
 
     @cached_property
     @override
-    def shards(self) -> ShardedRoot | None:
-        if self.root is None or not is_sharded(self.root):
-            return None
-        return ShardedRoot(self.root, self._cache / "shards", self.remote, self.cache_bytes)
+    def shards(self) -> ShardedImages | None:
+        return self._find_shards(ShardedImages, self.cache_bytes)
 
     def list_images(self) -> Sequence[ImageSource]:
         """The files of each image; of a set of shards those that were, which are not here.
@@ -183,34 +219,12 @@ class ImageSet(Source):
         """
         return self.shards.list_images() if self.shards is not None else self._find_images()
 
-    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
-        """Write the set in shards, or what is not there yet of it; nothing is kept here.
-
-        Args:
-            address: A folder or an address whose name ends with ``.shards``.
-            shard_bytes: Decoded bytes of the images of a shard.
-
-        Returns:
-            Numbers for a report.
-
-        Raises:
-            ConfigError: The address is no name of a set of shards, or this set is one already, or cannot be one.
-            DataError: Images are bad, or the address cannot be written.
-        """
-        check_root(address)
-        if not self.takes_shards or self.shards is not None or not is_sharded(address):
-            raise ConfigError(
-                f"prepare.store={address}: give a folder or an address whose name ends with .shards, and as data.root "
-                "the images of a set, of a kind that can lie in shards"
-            )
-        self.refresh()
+    @override
+    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
         sources = self.list_images()
         names = {path: self.name(path) for source in sources for path in source.paths}
-        options = self._choose_publishing(shard_bytes)
-        scratch = self.store_folder / "publish"
-        scratch.mkdir(parents=True, exist_ok=True)
-        writer = Publisher(open_objects(address, self.remote), self.decoder, names, scratch, options)
-        return writer.write(sources, self.list_beside(scratch))
+        publisher = ImagePublisher(writer, self.decoder, names, self._choose_publishing(shard_bytes))
+        return publisher.write(sources, self.list_beside(writer.scratch))
 
     def list_beside(self, scratch: Path) -> dict[str, Path]:
         """What is read beside the images, for a set of shards: local files by their paths below the root.
@@ -231,10 +245,6 @@ class ImageSet(Source):
         problems = find_faults(sources, self.decoder)
         problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
         return {"images": len(sources)}
-
-    def _refuse_shards(self) -> None:
-        if self.shards is not None:
-            raise ConfigError("prepare.check reads files, and a set of shards has none: set prepare.verify=true")
 
     @property
     def _layout(self) -> StoreOptions | None:

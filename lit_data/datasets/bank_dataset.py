@@ -89,14 +89,14 @@ class BankDataset(ABC):
     def _count_bytes(self, images: Ints) -> Ints:
         """[n] bytes of images with their masks, or of the shards that hold them."""
         if isinstance(self.bank, ShardedStore):
-            return self.bank.count_bytes(images)
+            return self.bank.cache.count_bytes(self.bank.shard_of[images])
         item_bytes = self.bank.channels * self.bank.dtype.itemsize + (self.masks is not None)
         nbytes: Ints = self.bank.heights_px[images] * self.bank.widths_px[images] * item_bytes
         return nbytes
 
     @property
     def _window_bytes(self) -> int | None:
-        return self.bank.window_bytes if isinstance(self.bank, ShardedStore) else None
+        return self.bank.cache.window_bytes if isinstance(self.bank, ShardedStore) else None
 
     @property
     def fetches(self) -> bool:
@@ -106,7 +106,7 @@ class BankDataset(ABC):
     @property
     def needs_windows(self) -> bool:
         """Whether the images come in shards that have no room here all at once."""
-        return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.fits
+        return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.cache.fits
 
     def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
         """Begin to fetch the shards that samples of an epoch need; nothing where the images are here.
@@ -119,7 +119,7 @@ class BankDataset(ABC):
             return None
         samples = indices()
         parts = [self.images_of(samples[at : at + _PLACED], epoch) for at in range(0, len(samples), _PLACED)]
-        return self.bank.look_ahead(np.concatenate(parts)) if parts else None
+        return self.bank.cache.look_ahead(self.bank.shard_of[np.concatenate(parts)]) if parts else None
 
     def check_sources(self) -> None:
         """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lit_data.datamodules import CTDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
+from lit_data.io.shards.volumes import ShardedVolumes
 from lit_data.io.volumes.reading import open_volume
 from lit_data.io.volumes.streams import import_medical
 from lit_data.io.volumes.volume import Volume
@@ -84,10 +85,10 @@ def draw_volume_samples(datamodule: CTDataModule, batch: Batch, path: Path, titl
         cell.set_title(name, fontsize=10)
     for row, line in zip(rows, cells, strict=True):
         shown = read_shown(batch, row)
-        if shown.slices is None:
+        if shown.slices is None and datamodule.source.shards is None:  # shards hold the occupied voxels alone
             shown = shown._replace(slices=_read_slices(datamodule, int(batch["volume_index"][row])))
         for axis in range(3):
-            show_slice(line[axis], shown, axis, mark=True)
+            show_slice(line[axis], shown, axis, mark=shown.slices is not None)
         for cell, angle in zip(line[3:], _ANGLES_DEG, strict=True):
             show_view(cell, shown, angle)
         line[0].set_ylabel(f"{shown.name}\n{len(shown.coords)} of {_name_shape(shown)}", fontsize=8)
@@ -236,6 +237,8 @@ class VolumeWriter(PredictionWriter):
 
     @override
     def stamp(self, number: int) -> Sequence[int]:
+        if isinstance(self._volumes.bank, ShardedVolumes):
+            return self._volumes.bank.stamp(self._numbers[number])
         path = Path(self.path(number))
         return () if path.is_dir() else stamp_of(str(path))
 

@@ -1,14 +1,15 @@
 """`CTDataset`: volumes as sets of occupied voxels, or as dense windows, written straight into the rows of a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.ct.points import PointRows, WindowRows
+from lit_data.io.shards.volumes import ShardedVolumes
 from lit_data.io.volumes.sparse_store import SparseStore
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, LookAhead, SampleRuns
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,38 @@ class CTDataset:
             rows["index"][row], rows["volume_index"][row] = self.rows.locate(number)
             volume = self.rows.write(rows, row, number, epoch)
             rows["shape"][row], rows["spacing"][row] = volume.shape, volume.spacing_mm
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the volumes come in shards."""
+        return isinstance(self.rows.bank, ShardedVolumes)
+
+    @property
+    def needs_windows(self) -> bool:
+        """Whether many samples share a shard, and these have no room here all at once."""
+        bank = self.rows.bank
+        return isinstance(bank, ShardedVolumes) and isinstance(self.rows, WindowRows) and not bank.cache.fits
+
+    @property
+    def runs(self) -> SampleRuns | None:
+        """The samples of each shard, for an order by windows; none where the volumes are here."""
+        bank = self.rows.bank
+        if not isinstance(bank, ShardedVolumes):
+            return None
+        volumes = self.rows.volumes_of(np.arange(len(self)))
+        firsts = np.flatnonzero(np.diff(volumes, prepend=-1))
+        nbytes = bank.cache.count_bytes(volumes[firsts])
+        return SampleRuns(np.append(firsts[1:], len(volumes)), nbytes, most_bytes=bank.cache.window_bytes)
+
+    def look_ahead(self, indices: Callable[[], NDArray[np.int64]], epoch: int) -> LookAhead | None:
+        """Begin to fetch the shards that samples of an epoch need; nothing where the volumes are here.
+
+        Args:
+            indices: Gives the samples, in their order.
+            epoch: The epoch they are read for.
+        """
+        bank = self.rows.bank
+        return bank.cache.look_ahead(self.rows.volumes_of(indices())) if isinstance(bank, ShardedVolumes) else None
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file and, for a window, its place."""

@@ -137,6 +137,10 @@ class PointRows:
         volume = int(self.volumes[number])
         return volume, volume
 
+    def volumes_of(self, numbers: Ints) -> Ints:
+        """[n] volume of each of some samples."""
+        return self.volumes[numbers]
+
     def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
         """Write one sample and give the volume that it is of.
 
@@ -222,6 +226,12 @@ class WindowRows:
             return window, int(self.grid.locate([window])[0][0])
         volume = int(self.volumes[number // self.spec.per_volume])
         return volume * self.spec.per_volume + number % self.spec.per_volume, volume
+
+    def volumes_of(self, numbers: Ints) -> Ints:
+        """[n] volume of each of some samples."""
+        return (
+            self.volumes[numbers // self.spec.per_volume] if self.draws else self.grid.locate(self._numbers[numbers])[0]
+        )
 
     def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
         """Write one sample and give the volume that it is of."""

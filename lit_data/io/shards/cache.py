@@ -7,19 +7,20 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Generic, TypeVar
 
+import numpy as np
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.files import find_sha256
+from lit_data.grid import Ints
 from lit_data.io.remote.objects import Objects
 from lit_data.io.shards.index import Shard
 from lit_data.io.store.mapping import TAR_SUFFIX
-from lit_data.io.store.store import DecodedStore
 from lit_data.io.temp import hold_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,10 @@ _OPEN_SHARE: Final = 4
 """One of so many file descriptors that a process may have is for a shard, which takes up to two."""
 
 
-class ShardCache:
+Opened = TypeVar("Opened")
+
+
+class ShardCache(Generic[Opened]):
     """Opens shards, fetching those that are not there and removing those that have not been used for the longest.
 
     One process fetches a shard while the others that need it wait. A shard that is removed while somebody reads it
@@ -43,12 +47,20 @@ class ShardCache:
         shards: Of the set.
         objects: Where they come from.
         max_bytes: Of all copies together.
+        open_file: Opens a local copy.
 
     Raises:
         ConfigError: The bound is less than four shards.
     """
 
-    def __init__(self, folder: Path, shards: Sequence[Shard], objects: Objects, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shards: Sequence[Shard],
+        objects: Objects,
+        max_bytes: int,
+        open_file: Callable[[Path], Opened],
+    ) -> None:
         largest = max(shard.nbytes for shard in shards)
         if max_bytes < min(4 * largest, sum(shard.nbytes for shard in shards)):
             raise ConfigError(
@@ -56,17 +68,44 @@ class ShardCache:
                 f"{objects} has {decimal(largest)}: raise it to {4 * largest} or more"
             )
         self.folder, self.shards, self.max_bytes, self._objects = folder, shards, max_bytes, objects
-        self._opened: OrderedDict[int, tuple[DecodedStore, float]] = OrderedDict()
+        self._open_copy = open_file
+        self._sizes = np.array([shard.nbytes for shard in shards], np.int64)
+        self._opened: OrderedDict[int, tuple[Opened, float]] = OrderedDict()
         self._opened_bytes = 0
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_open = sys.maxsize if most == resource.RLIM_INFINITY else most // _OPEN_SHARE
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Path, Sequence[Shard], Objects, int]]:
-        return type(self), (self.folder, self.shards, self._objects, self.max_bytes)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder, self.shards, self._objects, self.max_bytes, self._open_copy)
 
-    def open(self, number: int) -> DecodedStore:
-        """The store of a shard, which is fetched if it is not there.
+    @property
+    def fits(self) -> bool:
+        """Whether all shards have room here."""
+        return int(self._sizes.sum()) <= self.max_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """Shards that an order may mix: those in use and those that come next take half of the cache."""
+        return self.max_bytes // 4
+
+    def count_bytes(self, numbers: Ints) -> Ints:
+        """[n] bytes of shards."""
+        return self._sizes[numbers]
+
+    def look_ahead(self, numbers: Ints) -> "Prefetch":
+        """Begin to fetch what an epoch needs.
+
+        Args:
+            numbers: [samples] the shard of each sample, in their order.
+        """
+        found, firsts = np.unique(numbers, return_index=True)
+        lasts = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
+        order = np.argsort(firsts)
+        return Prefetch(self, found[order].tolist(), lasts[order].tolist())
+
+    def open(self, number: int) -> Opened:
+        """A shard, which is fetched if it is not there.
 
         Raises:
             DataError: It cannot be fetched, or is damaged there.
@@ -99,21 +138,21 @@ class ShardCache:
         """Say that a shard is not needed any more before others are."""
         self._stamp(number, 0.0)
 
-    def _open_file(self, number: int) -> DecodedStore:
+    def _open_file(self, number: int) -> Opened:
         for left in reversed(range(_TRIES)):
             path = self.fetch(number)
             try:
-                return DecodedStore.open(path)
+                return self._open_copy(path)
             except StoreError:
                 if path.exists() or not left:
                     raise
         raise AssertionError
 
-    def _keep(self, number: int, store: DecodedStore, now_s: float) -> None:
+    def _keep(self, number: int, found: Opened, now_s: float) -> None:
         with self._lock:
             if number not in self._opened:
                 self._opened_bytes += self.shards[number].nbytes
-            self._opened[number] = store, now_s
+            self._opened[number] = found, now_s
             while len(self._opened) > 1 and (
                 self._opened_bytes > self.max_bytes // 2 or len(self._opened) > self._most_open
             ):
@@ -137,8 +176,9 @@ class ShardCache:
     def _make_room(self, nbytes: int) -> None:
         """Remove copies until so many bytes fit within the bound, or there are no more."""
         sweep(self.folder)
+        coming = self._count_coming()  # first: one that is renamed meanwhile may count twice, but is not overlooked
         found = [(status.st_mtime_ns, status.st_size, path) for path, status in self._list_copies()]
-        used = sum(size for _, size, _ in found) + self._count_coming()
+        used = sum(size for _, size, _ in found) + coming
         for _, size, path in sorted(found):
             if used + nbytes <= self.max_bytes:
                 return
@@ -178,7 +218,7 @@ class Prefetch:
         max_bytes: Of shards that are fetched and will still be needed; half of what the cache holds.
     """
 
-    def __init__(self, cache: ShardCache, numbers: Sequence[int], lasts: Sequence[int], threads: int = 4) -> None:
+    def __init__(self, cache: ShardCache[Any], numbers: Sequence[int], lasts: Sequence[int], threads: int = 4) -> None:
         self.max_bytes = cache.max_bytes // 2
         self._cache, self._numbers, self._lasts = cache, numbers, lasts
         self._next, self._live_bytes, self._is_closed, self._has_begun = 0, 0, False, False

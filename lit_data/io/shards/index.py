@@ -11,14 +11,18 @@ KEY is what a store is named by everywhere: sources, options of decoding, layout
 stopped, and after a change of a few images only their shards are written anew.
 """
 
+import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
+from lit_data.errors import DataError
 from lit_data.grid import Ints
 from lit_data.io.images.header_scan import DTYPES
+from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
 from lit_data.io.store.mapping import corrupt
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
@@ -57,6 +61,11 @@ class Shard(NamedTuple):
         """Below the address of the set."""
         return f"shards/{self.key}-{self.sha256}.tar"
 
+    @property
+    def stamp(self) -> list[int]:
+        """A whole number that changes with what is in it."""
+        return [int(self.sha256[:15], 16)]
+
 
 class ShardIndex(NamedTuple):
     """See the module.
@@ -89,15 +98,13 @@ class ShardIndex(NamedTuple):
         """
         folder = ArrayFolder(path, _KIND, _VERSION)
         places, files = folder.map("images", PLACE, check=True), folder.map("files", SOURCE_RECORD, check=True)
-        names, sums = folder.map("names", "u1", check=True), folder.map("sums", "u1", check=True)
-        sizes, facts = folder.map("sizes", "<u8", check=True), folder.facts
-        shards = tuple(_read_shards(sums, sizes))
+        names, facts, shards = folder.map("names", "u1", check=True), folder.facts, read_shards(folder)
         table = SourceTable(names, files, places["first_source"].astype(np.int64))
         similar = folder.map("similar", "<i8", check=True) if "similar" in folder.arrays else None
         checks = [
             facts.get("dtype") in DTYPES and isinstance(facts.get("channels"), int) and facts["channels"] > 0,
             isinstance(facts.get("decoder"), str) and isinstance(facts.get("skipped"), list),
-            len(places) > 0 and len(sums) == 2 * _SUM_BYTES * len(sizes) and int(places["shard"].max()) < len(shards),
+            len(places) > 0 and int(places["shard"].max()) < len(shards),
             len(files) > 0 and int(files["name_end"][-1]) == len(names) and bool(np.all(np.diff(table.firsts) > 0)),
             similar is None or similar.shape == places.shape,
         ]
@@ -108,28 +115,47 @@ class ShardIndex(NamedTuple):
     def write(self, folder: Path) -> None:
         """Write the arrays into an empty folder."""
         writer = ArrayWriter(folder)
-        sums = b"".join(bytes.fromhex(shard.key) + bytes.fromhex(shard.sha256) for shard in self.shards)
-        arrays = {
-            "images": self.places,
-            "files": self.sources.files,
-            "names": self.sources.names,
-            "sums": np.frombuffer(sums, np.uint8),
-            "sizes": np.array([shard.nbytes for shard in self.shards], np.uint64),
-        }
-        for name, array in arrays.items():
+        add_shards(writer, self.shards)
+        for name, array in {"images": self.places, "files": self.sources.files, "names": self.sources.names}.items():
             writer.add(name, array)
         if self.similar is not None:
             writer.add("similar", self.similar)
         writer.finish(_KIND, _VERSION, self.key, self.facts)
 
-    @property
-    def nbytes(self) -> int:
-        """Of all shards."""
-        return sum(shard.nbytes for shard in self.shards)
+
+def add_shards(writer: ArrayWriter, shards: Sequence[Shard]) -> None:
+    """Write the sums and sizes of shards into an index."""
+    sums = b"".join(bytes.fromhex(shard.key) + bytes.fromhex(shard.sha256) for shard in shards)
+    writer.add("sums", np.frombuffer(sums, np.uint8))
+    writer.add("sizes", np.array([shard.nbytes for shard in shards], np.uint64))
 
 
-def _read_shards(sums: Array, sizes: Array) -> "list[Shard]":
-    rows = sums.reshape(-1, 2, _SUM_BYTES) if len(sums) == 2 * _SUM_BYTES * len(sizes) else np.zeros((0, 2, 1), "u1")
-    return [
-        Shard(key.tobytes().hex(), sum_.tobytes().hex(), int(n)) for (key, sum_), n in zip(rows, sizes, strict=False)
-    ]
+def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
+    """The shards of an index.
+
+    Raises:
+        StoreCorruptError: There are as many sums as shards no more.
+    """
+    sums, sizes = folder.map("sums", "u1", check=True), folder.map("sizes", "<u8", check=True)
+    if len(sums) != 2 * _SUM_BYTES * len(sizes):
+        raise corrupt(folder.path / META_NAME, f"{len(sums)} bytes of sums of {len(sizes)} shards")
+    pairs = sums.reshape(-1, 2, _SUM_BYTES)
+    return tuple(
+        Shard(key.tobytes().hex(), sum_.tobytes().hex(), int(n)) for (key, sum_), n in zip(pairs, sizes, strict=True)
+    )
+
+
+def locate_below(root: Path, name: str) -> str:
+    """Local path of a file that an index names.
+
+    Raises:
+        DataError: It would lie elsewhere.
+    """
+    if fault := find_fault(name):
+        raise DataError(f"a set of shards names a file that {fault}: {name!a:.80}")
+    return f"{root}/{name}"
+
+
+def join_key(shards: Sequence[Shard]) -> str:
+    """SHA-256 of all shards, the key of their index."""
+    return hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()

@@ -1,6 +1,5 @@
 """Writing a set of shards: images are decoded, packed and sent shard by shard, and what is there already stays."""
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +19,12 @@ from lit_data.io.images.header_scan import OnBad, Survey, survey_sources
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.remote.objects import Objects
-from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex
+from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex, join_key
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
 from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.build import BuildOptions, write_store
 from lit_data.io.store.mapping import is_there, write_tar
-from lit_data.io.store.sources import SourceTable, join_paths, list_sources
+from lit_data.io.store.sources import SourceTable, list_below
 from lit_data.io.store.store import DecodedStore
 from lit_data.io.store.store_retention import Wanted
 from lit_data.io.store.writer import explain_errors
@@ -100,22 +99,88 @@ class _Written:
         return cls(shard, sizes.reshape(-1, 2), SourceTable(names, files, firsts), skipped, summary)
 
 
-class Publisher:
-    """Writes one set.
+class SetWriter:
+    """Brings the files of a set to where it will be.
 
     Args:
-        objects: Where to.
+        objects: That place.
+        scratch: A folder for what is under way, and for notes of what is written; it is made.
+
+    Attributes:
+        there: Name of each shard that is there already, by its key.
+    """
+
+    def __init__(self, objects: Objects, scratch: Path) -> None:
+        self.objects, self.scratch = objects, scratch
+        scratch.mkdir(parents=True, exist_ok=True)
+        sweep(scratch)
+        self.there = {name.partition("-")[0]: name for name in objects.list_sizes("shards")}
+
+    def send_shard(self, folder: Path, key: str, tar: Path) -> Shard:
+        """Pack a folder into a new file and send that."""
+        write_tar({path.name: path for path in folder.iterdir()}, tar)
+        shard = Shard(key, find_sha256(tar), tar.stat().st_size)
+        self.objects.put(tar, shard.name)
+        return shard
+
+    def fetch_shard(self, key: str, tar: Path) -> Shard:
+        """A shard that is there; it is read, as what the index says of it is found in it alone.
+
+        Raises:
+            DataError: It is damaged.
+        """
+        name = f"shards/{self.there[key]}"
+        self.objects.get(name, tar)
+        shard = Shard(key, find_sha256(tar), tar.stat().st_size)
+        if shard.name != name:
+            raise DataError(f"{self.objects}/{name} is damaged: remove it there and run this again")
+        return shard
+
+    def finish(
+        self, shards: Sequence[Shard], write_index: Callable[[Path], None], files: Mapping[str, Path]
+    ) -> dict[str, int]:
+        """Send what makes shards a set.
+
+        Args:
+            shards: All of them, which are there.
+            write_index: Writes the index into an empty folder.
+            files: What is read beside, by its path below the root.
+
+        Returns:
+            Numbers for a report.
+        """
+        with temp_folder(self.scratch) as temp:
+            write_index(temp)
+            sums = {"index": self._send({path.name: path for path in temp.iterdir()}, "index")}
+        sums["files"] = self._send(files, "files")
+        pointer = self.scratch / POINTER
+        pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
+        self.objects.put(pointer, POINTER)
+        kept, nbytes = sum(shard.key in self.there for shard in shards), sum(shard.nbytes for shard in shards)
+        log.info("%s: %d shards, %s; %d were there", self.objects, len(shards), decimal(nbytes), kept)
+        return {"shards": len(shards), "shards_kept": kept, "bytes": nbytes}
+
+    def _send(self, files: Mapping[str, Path], part: str) -> str:
+        with temp_folder(self.scratch) as temp:
+            tar = temp / f"{part}.tar"
+            write_tar(files, tar)
+            sum_ = find_sha256(tar)
+            self.objects.put(tar, f"{part}-{sum_}.tar")
+            return sum_
+
+
+class ImagePublisher:
+    """Writes a set of images.
+
+    Args:
+        writer: Brings it to its place.
         decoder: Decodes one source.
         names: Path of each file below the root, by its local path.
-        scratch: A folder that is there, for shards that are under way, and for notes of those that are written.
         options: How.
     """
 
-    def __init__(
-        self, objects: Objects, decoder: Decoder, names: Mapping[str, str], scratch: Path, options: PublishOptions
-    ) -> None:
-        self._objects, self._decoder, self._names = objects, decoder, names
-        self._scratch, self._options = scratch, options
+    def __init__(self, writer: SetWriter, decoder: Decoder, names: Mapping[str, str], options: PublishOptions) -> None:
+        self._writer, self._decoder, self._names, self._options = writer, decoder, names, options
 
     def write(self, sources: Sequence[ImageSource], files: Mapping[str, Path]) -> dict[str, int]:
         """Write the shards that are not there, then the index, and then what makes it the set.
@@ -131,12 +196,10 @@ class Publisher:
             DataError: Images are bad; or the address cannot be written.
         """
         survey = survey_sources(sources, self._decoder, workers=_WORKERS, on_bad=self._options.on_bad, progress=True)
-        sweep(self._scratch)
-        there = {name.partition("-")[0]: name for name in self._objects.list_sizes("shards")}
         chunks = list(_cut(survey, self._options.shard_bytes))
 
         def write(chunk: Ints) -> _Written | str:
-            return self._write_shard([sources[survey.images[n]] for n in chunk.tolist()], _take(survey, chunk), there)
+            return self._write_shard([sources[survey.images[n]] for n in chunk.tolist()], _take(survey, chunk))
 
         found = list(track(ordered_map(write, chunks, _WORKERS), "writing shards", len(chunks)))
         written = [entry for entry in found if not isinstance(entry, str)]
@@ -149,37 +212,25 @@ class Publisher:
             for n in chunk.tolist()
         ]
         index = self._index(survey, written, [*survey.skipped, *lost])
-        sums = {"index": self._send_index(index), "files": self._send(files, "files")}
-        pointer = self._scratch / POINTER
-        pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
-        self._objects.put(pointer, POINTER)
-        kept = sum(entry.shard.key in there for entry in written)
-        log.info("%s: %d shards, %s; %d were there", self._objects, len(written), decimal(index.nbytes), kept)
-        return {
-            "images": len(index.places),
-            "skipped": len(index.facts["skipped"]),
-            "shards": len(written),
-            "shards_kept": kept,
-            "bytes": index.nbytes,
-        }
+        counts = {"images": len(index.places), "skipped": len(index.facts["skipped"])}
+        return counts | self._writer.finish(index.shards, index.write, files)
 
-    def _write_shard(self, sources: Sequence[ImageSource], survey: Survey, there: Mapping[str, str]) -> _Written | str:
+    def _write_shard(self, sources: Sequence[ImageSource], survey: Survey) -> _Written | str:
         """A shard that is at its place now, or under `on_bad=skip` why none of its images is good."""
-        listed, options = list_sources(sources, progress=False), self._options
-        table = join_paths([self._names[path] for path in source.paths] for source in sources)
-        for name in ("size_bytes", "mtime_ns"):
-            table.files[name] = listed.files[name]
+        options, there, scratch = self._options, self._writer.there, self._writer.scratch
+        table = list_below(sources, self._names)
         wanted = Wanted(table, self._decoder.fingerprint, options.on_bad, options.store)
-        note = self._scratch / "notes" / wanted.key
+        note = scratch / "notes" / wanted.key
         if wanted.key in there and is_there(note):
             return _Written.read(note)
-        with temp_folder(self._scratch) as temp, explain_errors(self._scratch, survey.pixels_bytes):
+        with temp_folder(scratch) as temp, explain_errors(scratch, survey.pixels_bytes):
             tar = temp / "shard.tar"
             try:
                 if wanted.key in there:
-                    shard = self._fetch(there[wanted.key], wanted.key, tar)
+                    shard = self._writer.fetch_shard(wanted.key, tar)
                 else:
-                    shard = self._build(sources, survey, wanted, temp)
+                    self._build(sources, survey, wanted, temp / "store")
+                    shard = self._writer.send_shard(temp / "store", wanted.key, tar)
             except DataError as error:
                 if options.on_bad == "error":
                     raise
@@ -188,23 +239,10 @@ class Publisher:
             written.write(note)
             return written
 
-    def _build(self, sources: Sequence[ImageSource], survey: Survey, wanted: Wanted, temp: Path) -> Shard:
-        folder, tar = temp / "store", temp / "shard.tar"
+    def _build(self, sources: Sequence[ImageSource], survey: Survey, wanted: Wanted, folder: Path) -> None:
         folder.mkdir()
         build = BuildOptions(on_bad=wanted.on_bad, workers=_WORKERS, progress=False, store=wanted.store)  # type: ignore[arg-type]
         write_store(folder, sources, self._decoder, wanted, survey, build)
-        write_tar({path.name: path for path in folder.iterdir()}, tar)
-        shard = Shard(wanted.key, find_sha256(tar), tar.stat().st_size)
-        self._objects.put(tar, shard.name)
-        return shard
-
-    def _fetch(self, name: str, key: str, tar: Path) -> Shard:
-        """A shard that another machine wrote; it is read, as what the index says of it is found in it alone."""
-        self._objects.get(f"shards/{name}", tar)
-        shard = Shard(key, find_sha256(tar), tar.stat().st_size)
-        if shard.name != f"shards/{name}":
-            raise DataError(f"{self._objects}/shards/{name} is damaged: remove it there and run this again")
-        return shard
 
     def _index(self, survey: Survey, written: Sequence[_Written], skipped: Sequence[tuple[str, str]]) -> ShardIndex:
         counts = [len(entry.sizes_px) for entry in written]
@@ -222,23 +260,9 @@ class Publisher:
             "skipped": [(self._names.get(path, path), fault) for path, fault in left_out],
         }
         shards = tuple(entry.shard for entry in written)
-        key = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
         group = self._options.group
         similar = group(np.concatenate([entry.summary for entry in written])) if group else None
-        return ShardIndex(Path(), key, facts, places, shards, table, similar)
-
-    def _send_index(self, index: ShardIndex) -> str:
-        with temp_folder(self._scratch) as temp:
-            index.write(temp)
-            return self._send({path.name: path for path in temp.iterdir()}, "index")
-
-    def _send(self, files: Mapping[str, Path], part: str) -> str:
-        with temp_folder(self._scratch) as temp:
-            tar = temp / f"{part}.tar"
-            write_tar(files, tar)
-            sum_ = find_sha256(tar)
-            self._objects.put(tar, f"{part}-{sum_}.tar")
-            return sum_
+        return ShardIndex(Path(), join_key(shards), facts, places, shards, table, similar)
 
 
 def _cut(survey: Survey, shard_bytes: int) -> Iterator[Ints]:

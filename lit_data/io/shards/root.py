@@ -1,13 +1,13 @@
-"""`ShardedRoot`: a set of shards, as a data source sees it: a local folder without the images, and the images."""
+"""A set of shards, as a data source sees it: a local folder without what is in them, and what is in them."""
 
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import find_sha256, replacing
@@ -17,14 +17,17 @@ from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.objects import Objects, open_objects
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.shards.cache import ShardCache
-from lit_data.io.shards.index import FORMAT, POINTER, ShardIndex
+from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.arrays import publish
 from lit_data.io.store.mapping import Tar, is_there
+from lit_data.io.store.store import DecodedStore
 from lit_data.io.store.store_retention import describe_options
 from lit_data.io.temp import build_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)
+
+Opened = TypeVar("Opened")
 
 _WAIT_S = 3600.0
 _SUM = re.compile(r"[0-9a-f]{64}")
@@ -76,35 +79,31 @@ class ShardedRoot:
         """The files beside the images, at their places below the root that the set was made from."""
         return self._shelf / f"files-{self._pointer['files']}"
 
-    @cached_property
-    def index(self) -> ShardIndex:
-        """What the set holds."""
-        return ShardIndex.open(self._shelf / f"index-{self._pointer['index']}.tar")
+    @property
+    def index_path(self) -> Path:
+        """The local copy of the index."""
+        return self._shelf / f"index-{self._pointer['index']}.tar"
 
-    def list_images(self) -> list[ImageSource]:
-        """The files that each image was made from; they are not here."""
-        table, folder = self.index.sources, self.folder
-        return [
-            ImageSource(tuple(str(folder / name) for name in table.paths(number)))
-            for number in range(len(self.index.places))
-        ]
+    def cache_shards(self, shards: Sequence[Shard], open_file: Callable[[Path], Opened]) -> ShardCache[Opened]:
+        """The local copies of shards, which come when they are needed."""
+        return ShardCache(self._shelf / "shards", shards, self.objects, self._max_bytes, open_file)
 
-    def open_images(self, decoder: str) -> ShardedStore:
-        """The images.
+    def check_options(self, made: str, asked: str, what: str) -> None:
+        """Compare how a set was made with what is asked for.
 
         Args:
-            decoder: Fingerprint of the decoder that is asked for.
+            made: Fingerprint of the options.
+            asked: That of those that are asked for.
+            what: What was done with what, in words.
 
         Raises:
-            ConfigError: They were decoded otherwise.
+            ConfigError: They differ.
         """
-        if changes := describe_options(self.index.facts["decoder"], decoder):
+        if changes := describe_options(made, asked):
             raise ConfigError(
-                f"{self.objects}: its images were decoded with other options: {', '.join(changes)}: set data.read as "
-                "it was, or run `python -m lit_data prepare` with prepare.store again"
+                f"{self.objects}: its {what} with other options: {', '.join(changes)}: set them as they were, or run "
+                "`python -m lit_data prepare` with prepare.store again"
             )
-        cache = ShardCache(self._shelf / "shards", self.index.shards, self.objects, self._max_bytes)
-        return ShardedStore(self.index.path, self.folder, cache)
 
     @property
     def _pointer(self) -> Mapping[str, str]:
@@ -128,6 +127,35 @@ class ShardedRoot:
             elif not is_there(target):
                 _unpack(tar, temp / "files", str(self.objects))
                 publish(temp / "files", target)
+
+
+class ShardedImages(ShardedRoot):
+    """A set of images."""
+
+    @cached_property
+    def index(self) -> ShardIndex:
+        """What the set holds."""
+        return ShardIndex.open(self.index_path)
+
+    def list_images(self) -> list[ImageSource]:
+        """The files that each image was made from; they are not here."""
+        table, folder = self.index.sources, self.folder
+        return [
+            ImageSource(tuple(locate_below(folder, name) for name in table.paths(number)))
+            for number in range(len(self.index.places))
+        ]
+
+    def open_images(self, decoder: str) -> ShardedStore:
+        """The images.
+
+        Args:
+            decoder: Fingerprint of the decoder that is asked for.
+
+        Raises:
+            ConfigError: They were decoded otherwise.
+        """
+        self.check_options(self.index.facts["decoder"], decoder, "images were decoded")
+        return ShardedStore(self.index.path, self.folder, self.cache_shards(self.index.shards, DecodedStore.open))
 
 
 def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:

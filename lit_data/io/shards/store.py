@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from lit_data.grid import Ints
 from lit_data.io.progress import track
-from lit_data.io.shards.cache import Prefetch, ShardCache
-from lit_data.io.shards.index import ShardIndex
+from lit_data.io.shards.cache import ShardCache
+from lit_data.io.shards.index import ShardIndex, locate_below
 from lit_data.io.store.mapping import corrupt
 from lit_data.io.store.slices import SlicedImage
 from lit_data.io.store.store import DecodedStore, StoredImages
@@ -30,17 +30,17 @@ class ShardedStore(StoredImages):
         shard_of: [n] shard of each image.
     """
 
-    def __init__(self, index: Path, root: Path, cache: ShardCache) -> None:
+    def __init__(self, index: Path, root: Path, cache: ShardCache[DecodedStore]) -> None:
         self.path, self._root, self.cache = index, root, cache
         found = ShardIndex.open(index)
         self.key, self.similar, self._sources = found.key, found.similar, found.sources
         self.channels: int = found.facts["channels"]
         self.dtype: np.dtype[np.generic] = np.dtype(found.facts["dtype"]).newbyteorder("<")
-        self.skipped = tuple((str(root / path), str(fault)) for path, fault in found.facts["skipped"])
+        self.skipped = tuple((locate_below(root, path), str(fault)) for path, fault in found.facts["skipped"])
         self.shard_of, self._row_of = (found.places[name].astype(np.int64) for name in ("shard", "row"))
         self.heights_px, self.widths_px = (found.places[name].astype(np.int64) for name in ("height_px", "width_px"))
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Path, Path, ShardCache]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, Path, ShardCache[DecodedStore]]]:
         return type(self), (self.path, self._root, self.cache)
 
     def __len__(self) -> int:
@@ -52,11 +52,11 @@ class ShardedStore(StoredImages):
 
     def name(self, index: int) -> str:
         """First source path of one image, below the local folder."""
-        return str(self._root / self._sources.name(self._sources.rows(range(len(self))[index]).start))
+        return locate_below(self._root, self._sources.name(self._sources.rows(range(len(self))[index]).start))
 
     def stamp(self, index: int) -> list[int]:
         """A whole number that changes with the shard of an image."""
-        return [int(self.cache.shards[self.shard_of.item(index)].sha256[:15], 16)]
+        return self.cache.shards[self.shard_of.item(index)].stamp
 
     @override
     def open_image(self, index: int) -> Array | SlicedImage:
@@ -72,33 +72,6 @@ class ShardedStore(StoredImages):
             patches = np.empty((len(of_shard), *rows.shape[1:]), rows.dtype)
             store.cut_into(self._row_of[images[of_shard]], tops_px[of_shard], lefts_px[of_shard], patches)
             rows[of_shard] = patches
-
-    @property
-    def fits(self) -> bool:
-        """Whether all shards have room in the cache."""
-        return sum(shard.nbytes for shard in self.cache.shards) <= self.cache.max_bytes
-
-    @property
-    def window_bytes(self) -> int:
-        """Shards that an order may mix: those in use and those that come next take half of the cache."""
-        return self.cache.max_bytes // 4
-
-    def count_bytes(self, images: Ints) -> Ints:
-        """[n] bytes of the shard of each image."""
-        sizes = np.array([shard.nbytes for shard in self.cache.shards], np.int64)
-        return sizes[self.shard_of[images]]
-
-    def look_ahead(self, images: Ints) -> Prefetch:
-        """Begin to fetch what an epoch needs.
-
-        Args:
-            images: [samples] of the epoch, in their order.
-        """
-        shards = self.shard_of[images]
-        numbers, firsts = np.unique(shards, return_index=True)
-        lasts = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
-        order = np.argsort(firsts)
-        return Prefetch(self.cache, numbers[order].tolist(), lasts[order].tolist())
 
     @property
     @override

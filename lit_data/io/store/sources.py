@@ -7,7 +7,7 @@ make no private copies (pytorch/pytorch#13246).
 import hashlib
 import itertools
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +108,20 @@ def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTab
     paths = itertools.chain.from_iterable(source.paths for source in sources)
     states = [_stat(path) for path in track(paths, "looking at files", len(table.files), enabled=progress)]
     table.files["size_bytes"], table.files["mtime_ns"] = np.array(states, np.int64).reshape(-1, 2).T
+    return table
+
+
+def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> SourceTable:
+    """As `list_sources`, under names that are the same on every machine.
+
+    Args:
+        sources: The images.
+        names: That of each file, by its path.
+    """
+    listed = list_sources(sources, progress=False)
+    table = join_paths([names[path] for path in source.paths] for source in sources)
+    for name in ("size_bytes", "mtime_ns"):
+        table.files[name] = listed.files[name]
     return table
 
 

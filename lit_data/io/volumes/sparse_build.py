@@ -3,16 +3,18 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, Problems, StoreError, show_path
+from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.progress import ordered_map, track
+from lit_data.io.store.sources import list_sources
 from lit_data.io.store.writer import explain_errors
 from lit_data.io.temp import build_lock, remove_folder, sweep
 from lit_data.io.volumes.build_worker import open_pool
@@ -63,7 +65,8 @@ def make_folder(folder: str | os.PathLike[str], options: IndexOptions) -> Path:
 
 def find_file(source: VolumeSource, folder: Path, options: IndexOptions) -> Path:
     """Where the file of a volume is, or will be."""
-    return folder / f"{make_key(source, options)}{SUFFIX}"
+    files = list_sources([ImageSource(source.all_files)], progress=False)
+    return folder / f"{make_key(files, source.name, options)}{SUFFIX}"
 
 
 def build_files(plan: BuildPlan) -> tuple[list[Path], Bad]:
@@ -115,6 +118,16 @@ def raise_bad_volumes(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad)
     problems.raise_if_any(f"{len(bad)} of {total} volumes are bad")
 
 
+@contextmanager
+def open_writer(processes: int) -> Iterator[Write]:
+    """What indexes a volume, by this process or several others, which end with the block."""
+    if processes < 2:
+        yield write_volume
+    else:
+        with open_pool(processes) as pool:
+            yield pool.write
+
+
 def _write_missing(plan: BuildPlan, targets: Sequence[Path]) -> dict[int, str]:
     """Number and fault of each bad volume."""
     missing = [number for number, target in enumerate(targets) if not target.exists()]
@@ -123,8 +136,7 @@ def _write_missing(plan: BuildPlan, targets: Sequence[Path]) -> dict[int, str]:
     if plan.progress and missing:
         log.info("%s: %s in %d volumes, %d processes", show_path(plan.folder), what, len(missing), processes)
     bad: dict[int, str] = {}
-    with open_pool(processes) if processes > 1 else nullcontext() as pool:
-        write: Write = write_volume if pool is None else pool.write
+    with open_writer(processes) as write:
 
         def work(number: int) -> str | None:
             try:

@@ -9,9 +9,8 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from lit_data.io.images.decoders import ImageSource
 from lit_data.io.store.arrays import ArrayWriter, publish
-from lit_data.io.store.sources import list_sources
+from lit_data.io.store.sources import SourceTable
 from lit_data.io.store.writer import explain_errors, keep_private, write_all
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions, bring_to, is_whole, scan_slabs
@@ -27,10 +26,9 @@ COPY_BYTES: Final = 2**22
 SUFFIX: Final = ".voxels"
 
 
-def make_key(source: VolumeSource, options: IndexOptions) -> str:
+def make_key(files: SourceTable, name: str, options: IndexOptions) -> str:
     """SHA-256 over the paths, sizes and modification times of a volume's files, the options and the layout version."""
-    table = list_sources([ImageSource(source.all_files)], progress=False)
-    return table.digest(str(VERSION), options.fingerprint(), source.name)
+    return files.digest(str(VERSION), options.fingerprint(), name)
 
 
 def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:

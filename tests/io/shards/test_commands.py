@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_data.cli import main
-from tests.outputs import BOXES, GENERATED, MARKS, STRIPES
+from tests.outputs import BOXES, GENERATED, MARKS, STRIPES, VOLUMES
 
 NARROW = ("data.samples={count: 24, size_px: [96, 96]}", "model.net.width=4")
 KINDS = {
@@ -15,6 +15,7 @@ KINDS = {
     "labelled": (*NARROW, "data.size_px=32"),
     "detection": (*BOXES, "data.mosaic_on=device"),
     "watermark": MARKS,
+    "ct": VOLUMES,
     "gan": (*GENERATED, "data.loader.batch_size=2"),
 }
 QUICK = (
@@ -54,7 +55,7 @@ def test_commands_give_what_they_give_from_files(kind: str, tmp_path: Path, monk
     found = [run("predict", "from_files", ckpt, files), run("predict", "from_shards", ckpt, shards)]
     names, others = ({path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in found)
     assert names == others
-    same = [name for name in names if name.suffix in (".csv", ".png", ".txt") or name.name == "detections.json"]
+    same = [name for name in names if name.suffix in (".csv", ".png", ".txt", ".npy") or name.name == "detections.json"]
     assert len(same) > 1
     for name in same:
         assert _without_seconds(found[0] / name) == _without_seconds(found[1] / name), name

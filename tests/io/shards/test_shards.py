@@ -347,7 +347,7 @@ def test_what_an_epoch_needs_comes_ahead_of_it(make: Make, address: Path, monkey
     store = open_store(make(address, "other", cache_bytes=170_000))
     asked.clear()
     images = np.array([20, 23, 0, 1, 12, 13, 5, 6, 15])  # of shards 4 4 0 0 2 2 1 1 3
-    ahead = store.look_ahead(images)
+    ahead = store.cache.look_ahead(store.shard_of[images])
     wait_for(lambda: len(asked) == 2)  # half of the bound
     names = [shard.name for shard in store.cache.shards]
     for done, fetched in ((1, 2), (2, 3), (4, 4), (6, 5), (9, 5)):

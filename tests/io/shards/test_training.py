@@ -341,5 +341,6 @@ def test_from_the_command_line(sets: Path, tmp_path: Path, capsys: pytest.Captur
     assert main([*words, "prepare.store=x", *places]) == 2
     assert main([*words, *places]) == 0
     assert main(["prepare", "+experiment=inspection", f"data.root={address}", "prepare.verify=true", *places]) == 0
-    assert main(["prepare", "+experiment=ct", f"data.root={address}", *places[:2]]) == 2
-    assert "this kind of data does not read sets of shards; give its folder" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["prepare", "+experiment=ct", f"data.root={address}", *places[:2]]) == 4
+    assert "no volume shards of version 1 (it holds 'shards' of version 1)" in capsys.readouterr().err

@@ -1,0 +1,269 @@
+"""CT volumes in shards: the occupied voxels of each volume are a shard by themselves."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import DataError
+from lit_data.files import write_json
+from lit_data.io.images.decoders import ImageSource
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.progress import ordered_map, track
+from lit_data.io.shards.cache import ShardCache
+from lit_data.io.shards.index import Shard, add_shards, join_key, locate_below, read_shards
+from lit_data.io.shards.publish import SetWriter
+from lit_data.io.shards.root import ShardedRoot
+from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
+from lit_data.io.store.mapping import corrupt
+from lit_data.io.store.sources import list_below
+from lit_data.io.store.writer import explain_errors
+from lit_data.io.temp import temp_folder
+from lit_data.io.volumes.indexing import IndexOptions
+from lit_data.io.volumes.sources import VolumeSource
+from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.io.volumes.sparse_build import Write, open_writer, raise_bad_volumes
+from lit_data.io.volumes.sparse_file import StoredVolume
+from lit_data.io.volumes.sparse_writer import SUFFIX, make_key
+from lit_data.io.volumes.volume import Triple
+from lit_data.types import Array
+
+_KIND: Final = "volume shards"
+_VERSION: Final = 1
+_AXES: Final = ("depth", "height", "width")
+_NUMBERS: Final = ("points", "nbytes", "itemsize", "has_labels")
+VOLUME = np.dtype([(name, "<u8") for name in (*_AXES, *_NUMBERS)])
+"""Voxels along z, y and x, occupied ones, bytes of the arrays, bytes of a value, and whether there are labels."""
+
+
+class Described(NamedTuple):
+    """What the index says of one volume; see `VOLUME`. The path is that of its first file, below the root."""
+
+    name: str
+    path: str
+    shape: Triple
+    points: int
+    nbytes: int
+    itemsize: int
+    has_labels: bool
+    shard: Shard
+
+    @classmethod
+    def of(cls, stored: StoredVolume, shard: Shard) -> Self:
+        """Of a volume that was read."""
+        arrays, facts = stored.folder.arrays, stored.facts
+        return cls(
+            name=facts.name,
+            path=facts.path,
+            shape=facts.shape,
+            points=stored.points,
+            nbytes=sum(array.nbytes for array in arrays.values()),
+            itemsize=arrays["values"].dtype.itemsize,
+            has_labels="labels" in arrays,
+            shard=shard,
+        )
+
+    @classmethod
+    def read(cls, note: Path) -> Self:
+        """From a note that was left when the shard was sent."""
+        fields = json.loads(note.read_bytes())
+        return cls(**fields | {"shape": tuple(fields["shape"]), "shard": Shard(*fields["shard"])})
+
+
+def publish_volumes(
+    writer: SetWriter,
+    sources: Sequence[VolumeSource],
+    names: Mapping[str, str],
+    *,
+    options: IndexOptions,
+    processes: int,
+    on_bad: OnBad,
+) -> dict[str, int]:
+    """Index volumes and write those that are not there, then what makes them a set.
+
+    Args:
+        writer: Brings them to their place.
+        sources: The volumes, sorted by name.
+        names: Path of each of their files below the root, by its local path.
+        options: Which voxels are occupied.
+        processes: That index at the same time.
+        on_bad: `error` raises one error that lists all bad volumes, `skip` leaves them out.
+
+    Returns:
+        Numbers for a report.
+
+    Raises:
+        DataError: Volumes are bad; or the address cannot be written.
+    """
+    with open_writer(processes) as write:
+
+        def work(source: VolumeSource) -> Described | str:
+            try:
+                return _publish(writer, source, names, options, write)
+            except DataError as error:
+                return str(error)
+
+        found = list(track(ordered_map(work, sources, processes), "writing shards", len(sources)))
+    pairs = list(zip(sources, found, strict=True))
+    bad = [(names[source.files[0]], fault) for source, fault in pairs if isinstance(fault, str)]
+    raise_bad_volumes(bad, len(sources), on_bad)
+    volumes = [entry for entry in found if not isinstance(entry, str)]
+    index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
+    counts = {"volumes": len(volumes), "skipped": len(bad), "points": sum(entry.points for entry in volumes)}
+    return counts | writer.finish(index.shards, index.write, {})
+
+
+def _publish(
+    writer: SetWriter, source: VolumeSource, names: Mapping[str, str], options: IndexOptions, write: Write
+) -> Described:
+    """A volume that is at its place now."""
+    key = make_key(list_below([ImageSource(source.all_files)], names), source.name, options)
+    note = writer.scratch / "notes" / f"{key}.json"
+    if key in writer.there and note.exists():
+        return Described.read(note)
+    with temp_folder(writer.scratch) as temp, explain_errors(writer.scratch, 0):
+        tar = temp / "shard.tar"
+        if key in writer.there:
+            shard = writer.fetch_shard(key, tar)
+        else:
+            write(replace(source, path=names[source.files[0]]), temp / f"{key}{SUFFIX}", options)
+            shard = writer.send_shard(temp / f"{key}{SUFFIX}", key, tar)
+        described = Described.of(StoredVolume(tar), shard)
+        note.parent.mkdir(exist_ok=True)
+        write_json(note, described._asdict())
+        return described
+
+
+class VolumeIndex(NamedTuple):
+    """What a set of volumes holds.
+
+    Attributes:
+        facts: `options`, `skipped`, and `names` and `paths` of the volumes.
+        volumes: [n] records of `VOLUME`.
+        shards: [n] that of each volume.
+    """
+
+    facts: dict[str, Any]
+    volumes: Array
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def of(cls, volumes: Sequence[Described], facts: Mapping[str, Any]) -> Self:
+        """Of the volumes of a set."""
+        rows = [(*v.shape, v.points, v.nbytes, v.itemsize, v.has_labels) for v in volumes]
+        names = {"names": [volume.name for volume in volumes], "paths": [volume.path for volume in volumes]}
+        return cls({**facts, **names}, np.array(rows, VOLUME), tuple(volume.shard for volume in volumes))
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read an index and check it.
+
+        Raises:
+            StoreError: It cannot be read.
+            StoreCorruptError: It is not what was written.
+        """
+        folder = ArrayFolder(path, _KIND, _VERSION)
+        volumes, facts, shards = folder.map("volumes", VOLUME, check=True), folder.facts, read_shards(folder)
+        texts = [facts.get("names"), facts.get("paths")]
+        checks = [isinstance(facts.get("options"), str) and isinstance(facts.get("skipped"), list)]
+        checks += [isinstance(part, list) and len(part) == len(volumes) == len(shards) > 0 for part in texts]
+        if not all(checks) or not all(isinstance(text, str) for part in texts for text in part or ()):
+            raise corrupt(path / META_NAME, "no index of volumes")
+        return cls(facts, volumes, shards)
+
+    def write(self, folder: Path) -> None:
+        """Write it into an empty folder."""
+        writer = ArrayWriter(folder)
+        add_shards(writer, self.shards)
+        writer.add("volumes", self.volumes)
+        writer.finish(_KIND, _VERSION, join_key(self.shards), self.facts)
+
+
+class ShardedVolumes:
+    """Volumes out of shards that come when they are needed; a `lit_data.io.volumes.banks.VolumeBank`.
+
+    Args:
+        index: Local copy of the index.
+        root: Local folder that names of volumes lie in; the volumes themselves are not there.
+        cache: Of the shards.
+
+    Attributes:
+        shapes: Of each volume, (z, y, x).
+        has_labels: Of each volume.
+        counts: [n] int64, occupied voxels of each volume.
+        nbytes: Of all arrays.
+        dense_bytes: Of all volumes as dense arrays.
+        skipped: (path, what is wrong) of each volume that was left out.
+    """
+
+    def __init__(self, index: Path, root: Path, cache: ShardCache[SparseVolume]) -> None:
+        self._index, self._root, self.cache = index, root, cache
+        facts, volumes, _ = VolumeIndex.open(index)
+        self._names: list[str] = facts["names"]
+        self._paths: list[str] = facts["paths"]
+        self.skipped = tuple((locate_below(root, name), str(fault)) for name, fault in facts["skipped"])
+        self.shapes: list[Triple] = list(zip(*(volumes[axis].tolist() for axis in _AXES), strict=True))
+        self.has_labels: list[bool] = (volumes["has_labels"] > 0).tolist()
+        self.counts: NDArray[np.int64] = volumes["points"].astype(np.int64)
+        self.nbytes = int(volumes["nbytes"].sum())
+        self.dense_bytes = sum(map(math.prod, volumes[[*_AXES, "itemsize"]].tolist()))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, Path, ShardCache[SparseVolume]]]:
+        return type(self), (self._index, self._root, self.cache)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> SparseVolume:
+        """One volume, which is fetched if it is not here."""
+        volume = self.cache.open(index)
+        if (volume.shape, len(volume)) != (self.shapes[index], self.counts[index]):
+            raise corrupt(self.cache.fetch(index), "it does not hold what the index of the set says")
+        return volume
+
+    def name(self, index: int) -> str:
+        """Path of the first file of one volume, below the local folder."""
+        return locate_below(self._root, self._paths[index])
+
+    def list_sources(self) -> list[VolumeSource]:
+        """The volumes by their names; their files are not here."""
+        paths = map(self.name, range(len(self)))
+        for name in self._names:
+            locate_below(self._root, name)  # files are written under it
+        return [VolumeSource(name, path, "npz", (path,)) for name, path in zip(self._names, paths, strict=True)]
+
+    def stamp(self, index: int) -> list[int]:
+        """A whole number that changes with the volume."""
+        return self.cache.shards[index].stamp
+
+    def check_size(self) -> None:
+        """Shards are whole files, and compared with their sums when they come."""
+
+    def find_damages(self) -> list[str]:
+        """Fetch every shard and compare its arrays with their checksums; a line for each that is not what it was."""
+        paths = map(self.cache.fetch, track(range(len(self)), "checking shards", len(self)))
+        return [line for path in paths for line in StoredVolume(path).folder.find_damages() if line]
+
+
+class ShardedVolumeRoot(ShardedRoot):
+    """A set of volumes."""
+
+    def open_volumes(self, options: IndexOptions) -> ShardedVolumes:
+        """The volumes.
+
+        Raises:
+            ConfigError: They were indexed with other options.
+        """
+        index = VolumeIndex.open(self.index_path)
+        self.check_options(index.facts["options"], options.fingerprint(), "volumes were indexed")
+        return ShardedVolumes(self.index_path, self.folder, self.cache_shards(index.shards, open_shard))
+
+
+def open_shard(path: Path) -> SparseVolume:
+    """Map the volume of a shard."""
+    return StoredVolume(path).map()

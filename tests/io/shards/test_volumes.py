@@ -1,0 +1,180 @@
+"""CT volumes in shards: the samples of the set, each shard fetched once in an epoch, within the allowed bytes."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datamodules import CTDataModule
+from lit_data.datasets.ct.windows import WindowSpec
+from lit_data.errors import ConfigError, DataError, StoreCorruptError
+from lit_data.io.remote.objects import FolderObjects
+from lit_data.io.shards.volumes import ShardedVolumes, VolumeIndex
+from lit_data.io.store.mapping import write_tar
+from lit_data.loading import LoaderOptions
+
+VOLUMES = 12
+SMALL = 160_000  # of twelve shards of about 20 kB
+WINDOWS: dict[str, Any] = {"sample": "windows", "windows": WindowSpec(size=8, per_volume=3, label_bias=0.5)}
+Open = Callable[..., CTDataModule]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sets")
+    (folder / "set/scans").mkdir(parents=True)
+    for number in range(VOLUMES):
+        rng = np.random.default_rng(number)
+        np.save(folder / f"set/scans/{number:02}.npy", rng.integers(-1000, 400, (12, 14 + number % 3, 16), np.int16))
+        if number % 2:
+            labels = np.zeros((12, 14 + number % 3, 16), np.uint8)
+            labels[4:7, 5:8, 5:9] = 1
+            np.save(folder / f"set/scans/{number:02}_labels.npy", labels)
+    data = make(folder / "set", folder / "cache")
+    report = data.source.publish(str(folder / "set.shards"), 1)
+    assert report == {"volumes": 12, "skipped": 0, "shards": 12, "shards_kept": 0} | {
+        name: report[name] for name in ("points", "bytes")
+    }
+    assert data.source.publish(str(folder / "set.shards"), 1) == report | {"shards_kept": 12}
+    return folder
+
+
+def make(root: Path, cache: Path, **options: Any) -> CTDataModule:
+    loader = {"batch_size": 4, "num_workers": 2, "worker_kind": "thread"} | options.pop("loader", {})
+    given: dict[str, Any] = {"occupied_hu": (0, None), "processes": 1, "splits": {"train": 0.8, "val": 0.2, "test": 0}}
+    return CTDataModule(str(root), cache_dir=str(cache), loader=LoaderOptions(**loader), **given | options)
+
+
+@pytest.fixture
+def open_data(sets: Path, tmp_path: Path) -> Open:
+    def open_(name: str = "set.shards", **options: Any) -> CTDataModule:
+        data = make(sets / name, tmp_path, **options)
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    return open_
+
+
+def open_bank(data: CTDataModule) -> ShardedVolumes:
+    bank = data.volumes.bank
+    assert isinstance(bank, ShardedVolumes)
+    return bank
+
+
+def read_rows(data: CTDataModule, stage: Any = "train", epoch: int = 0) -> dict[int, list[Any]]:
+    """Each sample of a stage by its number, in memory of its own."""
+    loader = data.make_loader(stage)
+    loader.set_epoch(epoch)
+    found: dict[int, list[Any]] = {}
+    for batch in loader:
+        for row, index in enumerate(batch["index"].tolist()):
+            flat = [batch[key] for key in ("coords", "feats", "label") if key in batch]
+            own = [part[batch["coords"][:, 0] == row].clone() for part in flat]
+            boxes = [batch[key][row].clone() for key in ("image", "occupied", "mask", "sdf") if key in batch]
+            assert index not in found
+            found[index] = [*(part[:, 1:] if part.shape[-1] == 4 else part for part in own), *boxes]
+    return found
+
+
+@pytest.mark.parametrize("options", [{"max_points": 500, "sdf": 3.0}, WINDOWS, WINDOWS | {"sdf": 3.0}])
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_samples_are_those_of_the_files(open_data: Open, kind: str, options: dict[str, Any]) -> None:
+    here, there = open_data("set", **options), open_data(**options, loader={"worker_kind": kind})
+    assert there.describe() == here.describe()
+    assert open_bank(there).counts.tolist() == here.volumes.bank.counts.tolist()  # type: ignore[union-attr]
+    for stage in ("train", "val", "predict"):
+        torch.testing.assert_close(read_rows(there, stage, 1), read_rows(here, stage, 1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"max_points": 500}, WINDOWS])
+def test_an_epoch_fetches_each_shard_once(
+    open_data: Open, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    files, small = open_data("set", **options), open_data(cache_bytes=SMALL, loader={"batch_size": 2}, **options)
+    assert small.dataset("train").needs_windows is (options is WINDOWS)
+    cache = open_bank(small).cache
+    for path in cache.folder.glob("*.tar"):
+        path.unlink()
+    asked, get = [], FolderObjects.get
+    monkeypatch.setattr(FolderObjects, "get", lambda self, name, path: (asked.append(name), get(self, name, path)))
+    for epoch in (0, 1):
+        asked.clear()
+        found = read_rows(small, epoch=epoch)
+        assert max(Counter(asked).values()) == 1
+        assert sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file()) <= SMALL
+        wanted = read_rows(files, epoch=epoch)
+        torch.testing.assert_close(found, {number: wanted[number] for number in found}, rtol=0, atol=0)
+        assert found.keys() == wanted.keys()
+
+
+def test_a_run_goes_on_exactly(open_data: Open) -> None:
+    def read(loader: Any, most: int | None = None) -> list[int]:
+        batches = iter(loader)
+        found = [next(batches)["index"] for _ in range(most)] if most else [batch["index"] for batch in batches]
+        numbers: list[int] = torch.cat(found).tolist()
+        batches.close()
+        return numbers
+
+    whole = read(open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train"))
+    first = open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train")
+    taken = read(first, 3)
+    resumed = open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train")
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert taken + read(resumed) == whole
+
+
+def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
+    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, address = tmp_path / "set", tmp_path / "set.shards"
+    root.mkdir()
+    for number in range(4):
+        np.save(root / f"{number}.npy", np.full((4, 5, 6), 300 + number, np.int16))
+    put, left = FolderObjects.put, iter([True] * 2)
+
+    def stop(self: FolderObjects, path: Path, name: str) -> None:
+        if not next(left, False):
+            raise KeyboardInterrupt
+        put(self, path, name)
+
+    monkeypatch.setattr(FolderObjects, "put", stop)
+    with pytest.raises(KeyboardInterrupt):
+        make(root, tmp_path).source.publish(str(address), 1)
+    monkeypatch.setattr(FolderObjects, "put", put)
+    (root / "9.npy").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"1 of 5 volumes are bad(?s:.)*9.npy"):
+        make(root, tmp_path).source.publish(str(address), 1)
+    for cache in ("cache", "another machine"):
+        report = make(root, tmp_path / cache, on_bad="skip").source.publish(str(address), 1)
+        assert (report["volumes"], report["skipped"], report["shards_kept"]) == (4, 1, 4)
+    there = make(address, tmp_path, splits={"train": 1.0, "val": 0, "test": 0})
+    there.setup("fit")
+    assert [Path(path).name for path, _ in open_bank(there).skipped] == ["9.npy"]
+    assert sorted(read_rows(there)) == [0, 1, 2, 3]
+    assert there.verify_sources() == []
+
+
+def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: Open) -> None:
+    with pytest.raises(ConfigError, match=r"volumes were indexed with other options: decoder.low_hu 0.* -> 100"):
+        open_data(occupied_hu=(100, None))
+    with pytest.raises(ConfigError, match="its volumes come when they are needed: leave precompute=true"):
+        open_data(cache_data=True)
+    with pytest.raises(ConfigError, match=r"prepare.check reads files"):
+        open_data().check_sources()
+    bank = open_bank(open_data())
+    path = bank.cache.fetch(3)
+    index = VolumeIndex.open(bank._index)
+    (tmp_path / "folder").mkdir()
+    index._replace(facts=index.facts | {"names": ["../../outside"] * VOLUMES}).write(tmp_path / "folder")
+    write_tar({file.name: file for file in (tmp_path / "folder").iterdir()}, tmp_path / "evil.tar")
+    with pytest.raises(DataError, match=r"names a file that leads out of the folder: '../../outside'"):
+        ShardedVolumes(tmp_path / "evil.tar", tmp_path, bank.cache).list_sources()
+    path.write_bytes(bank.cache.fetch(4).read_bytes())
+    with pytest.raises(StoreCorruptError, match="it does not hold what the index of the set says"):
+        bank[3]

@@ -15,8 +15,8 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 38_780,
-    "files": 400,
+    "code lines": 38_690,
+    "files": 380,
     "files in circles": 0,
     "casts": 25,
     "longest function": 40,

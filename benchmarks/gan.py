@@ -26,8 +26,8 @@ from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.session import build_datamodule, build_model
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
-from lit_data.inference.export.quiet import without_noise
-from lit_data.inference.oom_retry import measure_peak_bytes
+from lit_data.inference.batch_size_table import measure_peak_bytes
+from lit_data.inference.export.onnx_file import without_noise
 from lit_data.io.progress import track
 from lit_data.loading.device_timer import read_clock
 from lit_data.modules import GANModule

@@ -12,9 +12,11 @@ from typing import Final
 MOVED: Final = {
     "lit_data.augment.foreign": "lit_data.augment.external",
     "lit_data.datasets.ct_windows": "lit_data.datasets.ct.windows",
-    "lit_data.inference.memory": "lit_data.inference.oom_retry",
+    "lit_data.inference.memory": "lit_data.inference.batch_size_table",
+    "lit_data.inference.oom_retry": "lit_data.inference.batch_size_table",
     "lit_data.io.masks": "lit_data.io.images.masks",
     "lit_data.io.options": "lit_data.io.images.options",
+    "lit_data.synthesis.surroundings": "lit_data.synthesis.windows",
 }
 
 

@@ -72,6 +72,7 @@ RAYS: Final = (
     "model.patches.size_px=8",
     "model.generator.hidden=8",
 )
+PHOTOGRAPHS: Final = ("data.samples={count: 24, size_px: [96, 96]}", "model.net.width=4")
 EXPERIMENTS: Final = {
     "stripe": STRIPES,
     "steel": STRIPES,
@@ -80,6 +81,8 @@ EXPERIMENTS: Final = {
     "watermark": MARKS,
     "gan": GENERATED,
     "gan_rays": (*GENERATED, *RAYS),
+    "inspection": (*PHOTOGRAPHS, "data.patch_px=32"),
+    "labelled": (*PHOTOGRAPHS, "data.size_px=32"),
 }
 COMMANDS: Final = {
     "fit": (),

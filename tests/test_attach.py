@@ -25,19 +25,12 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
+from lit_data.testing import QUIET
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/attach.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 SCRIPT, LOADER, COLLATE, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
 
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 TOY_DATA = ["data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "data.stride_px=64"]
 TOY = [*TOY_DATA, "trainer.max_epochs=1", "data.loader.batch_size=4", "data.loader.num_workers=0"]
 

@@ -19,8 +19,7 @@ from lit_data.datasets.gan.table import LAYOUT_FILE, read_layout
 from lit_data.errors import LitDataError
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource
 from lit_data.io.remote.connection_web import read_index
-from lit_data.io.remote.manifest import NAME, Manifest, MirroredFile
-from lit_data.io.remote.sums import parse_list
+from lit_data.io.remote.manifest import NAME, Manifest, MirroredFile, parse_list
 from lit_data.io.store.arrays import META_NAME
 from lit_data.io.volumes import index_volume, open_volume, wrap_array, write_npz
 from lit_data.tasks.writer import FINGERPRINT, JOURNAL, Entry, Journal

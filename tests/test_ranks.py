@@ -32,6 +32,7 @@ from lit_data.modules import SegmentationModule
 from lit_data.modules.scored import DefectRecall, PixelScores
 from lit_data.modules.segmentation.anomaly_scores import AnomalyScores
 from lit_data.rng import uniform
+from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,15 +136,10 @@ def _trainer(folder: Path, *callbacks: L.Callback, devices: int) -> L.Trainer:
     return L.Trainer(
         default_root_dir=folder,
         max_epochs=EPOCHS,
-        accelerator="cpu",
-        devices=devices,
         strategy="ddp" if devices > 1 else "auto",
-        logger=False,
         callbacks=list(callbacks),
-        enable_checkpointing=bool(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
+        **QUIET | {"devices": devices, "enable_checkpointing": bool(callbacks)},
     )
 
 

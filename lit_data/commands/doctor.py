@@ -17,8 +17,13 @@ from rich.table import Table
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.diagnosis.device import check_devices, check_disks
 from lit_data.commands.diagnosis.finding import LEVELS, Finding, judge
-from lit_data.commands.diagnosis.machine import check_environment, check_machine, describe_machine, print_machine
-from lit_data.commands.diagnosis.packages import check_packages
+from lit_data.commands.diagnosis.machine import (
+    check_environment,
+    check_machine,
+    check_packages,
+    describe_machine,
+    print_machine,
+)
 from lit_data.commands.result import read_summary
 from lit_data.errors import DataError
 from lit_data.files import write_json

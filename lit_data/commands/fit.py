@@ -17,8 +17,8 @@ from lit_data.commands.checkpoints import find_start, load_weights, restoring
 from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.pictures import draw_predictions, draw_samples
+from lit_data.commands.report import warning_after
 from lit_data.commands.result import is_score, join_scores
-from lit_data.commands.run_report import warning_after
 from lit_data.commands.session import (
     build_any_datamodule,
     build_model,

@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from lit_data.commands.configuration.targets import allow_packages
 from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
-from lit_data.commands.run_report import add_report, noting_failure, warning_after
 from lit_data.errors import WorkerDiedError
 
 _OBSERVER: Final = "child-process-observer"

@@ -1,23 +1,30 @@
-"""``report``: one HTML page of a run, of several, or of a sweep, that needs nothing but a browser."""
+"""``report``: one HTML page of a run, of several, or of a sweep, that needs nothing but a browser; `fit` writes one."""
 
 import argparse
 import csv
 import io
+import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from omegaconf import DictConfig
+
 from lit_data.commands.configuration.suggest import Parser
+from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.reports.comparison import choose_metrics, rank
 from lit_data.commands.reports.page import make_page
 from lit_data.commands.reports.pictures import read_pictures
 from lit_data.commands.reports.runs import Run, add_pictures, read_run
 from lit_data.commands.reports.untrusted import open_inside, parse_json, read_text
+from lit_data.commands.result import PartlyDoneError
+from lit_data.commands.sweeps.process import describe_failure
 from lit_data.errors import ConfigError, DataError
-from lit_data.files import write_text
+from lit_data.files import write_json, write_text
 
 _DEEPEST: Final = 4
 _SKIPPED: Final = (".", "replaced")  # a sweep that went on with other values keeps the earlier jobs there
@@ -222,3 +229,55 @@ def _picture(runs: Sequence[Run], metrics: Sequence[str], width_px: int) -> tupl
     left_out = len(runs) - len(chosen)
     note = f"{left_out} runs are shown without their pictures, which would make this page too large."
     return shown, [note] if left_out and width_px else []
+
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
+    """Write failure.json (status, exit code, reason in one line) and the report if what runs within fails.
+
+    Args:
+        cfg: The configuration.
+        folder: Of the run.
+    """
+    if is_first_rank():
+        (folder / "failure.json").unlink(missing_ok=True)  # of an earlier start in this folder
+    try:
+        yield
+    except PartlyDoneError:
+        raise
+    except Exception as error:
+        if is_first_rank():
+            write_json(folder / "failure.json", asdict(describe_failure(error)))
+            add_report(cfg, folder)
+        raise
+
+
+@contextmanager
+def warning_after(command: str, what: str = "the end of the run") -> Iterator[None]:
+    """Let nothing that comes after training end a run: of an error there is a warning, and the exit code stays 0.
+
+    Args:
+        command: Errors of commands other than ``fit``, whose result is what they write, pass through.
+        what: What may be missing then.
+    """
+    try:
+        yield
+    except Exception as error:
+        if command != "fit":
+            raise
+        log.warning("%s: %s: %s; training itself is done", what, type(error).__name__, error, exc_info=error)
+
+
+def add_report(cfg: DictConfig, folder: Path) -> None:
+    """Write report.html of a run or a sweep where the configuration asks for it; it never fails a run."""
+    if not cfg.get("report", False):
+        return
+    from lit_data.commands.report import write_report  # not for commands without one
+
+    try:
+        log.debug("report: %s", write_report([folder]))
+    except Exception:
+        log.exception("no report could be written of %s", folder)

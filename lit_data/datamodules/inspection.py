@@ -1,8 +1,6 @@
 """`InspectionDataModule`: single inspection images with masks of their defects, as people have them."""
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,19 +16,11 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.inspection_source import InspectionFiles, build_inspection_baselines
 from lit_data.datamodules.stripe_files import find_recipe
-from lit_data.datamodules.stripe_transform import StripeTransform, find_margins, find_unit_range
-from lit_data.datamodules.visuals import Visuals
-from lit_data.datasets.inspection.layouts import split_of
-from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, find_blank, find_occupancy
+from lit_data.datamodules.stripe_transform import PatchVisuals, StripeTransform, find_margins, find_unit_range
+from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes
 from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
-from lit_data.datasets.inspection.splitting import (
-    group_by_name,
-    group_equal,
-    group_similar,
-    join_groups,
-    split_stratified,
-)
-from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
+from lit_data.datasets.inspection.splitting import ImageSplitter, find_groups
+from lit_data.datasets.splits import SPLITS, Splits
 from lit_data.errors import ConfigError, show_path
 from lit_data.grid import PatchGrid, pair_px
 from lit_data.io.images.decoders import ImageDecoder
@@ -43,8 +33,6 @@ from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, Batch, PlannedBatch, Stage
-
-log = logging.getLogger(__name__)
 
 
 class InspectionDataModule(BaseDataModule[InspectionDataset]):
@@ -153,7 +141,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             images=images,
             masks=self._masks.select(images),
             margin_px=margin_px,
-            sampling=self._find_sampling() if stage == "train" and len(images) else None,
+            sampling=self._look_for_samples(self._masks) if stage == "train" and len(images) else None,
         )
 
     @override
@@ -182,9 +170,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         )
         return build_inspection_baselines(dataset, recipe, cache_bytes=source.cache_bytes)
 
-    def inspect(self, stage: Stage) -> "InspectionVisuals":
+    def inspect(self, stage: Stage) -> PatchVisuals:
         """Samples before augmentation."""
-        return InspectionVisuals(self.transformation, stage)
+        return PatchVisuals(self.transformation, stage)
 
     @override
     def check_sources(self) -> dict[str, int]:
@@ -232,7 +220,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         self._masks, self._bad = self.source.open_all_masks(self.bank)
         self.split_images = {
             split: np.array([n for n in numbers.tolist() if n not in self._bad], np.int64)
-            for split, numbers in self._split().items()
+            for split, numbers in self._choose_splits().items()
         }
         augment = stage_augmentations(self.augment)
         self.margins_px = find_margins(augment, self.patch_px)
@@ -251,95 +239,28 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         if self.synthesis is not None and self.classes is not None:
             raise ConfigError("drawn defects are of no class: set synthesis=none, or leave data.classes out")
 
-    def _find_sampling(self) -> Sampling:
-        """`sampling` with the patches that show a defect and those that are blank, where that matters."""
-        masks, sampling, folder = self._masks, self.sampling, self._kept_folder
-        options = sampling.options
-        if masks is None or (options.positives, options.skip_blank, options.paste) == (None, None, None):
-            return sampling
-        sampling = replace(sampling, occupancy=find_occupancy(masks, self.grid, folder))
-        if sampling.options.skip_blank is None:
-            return sampling
-        least = sampling.options.skip_blank * self.transformation.values.scale
-        return replace(sampling, blank=find_blank(self.bank, self.grid, least, folder))
+    def _look_for_samples(self, masks: PartialMasks) -> Sampling:
+        least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
+        return self.sampling.look(masks, self.grid, self.bank, least, self._kept_folder)
 
-    def _split(self) -> dict[str, NDArray[np.int64]]:
-        names, shares = self.source.names(self.bank), self.splits
-        if self.splits == "auto":
-            folders = self._split_by_folders(names)
-            if folders is not None:
-                return folders
-            if self.source.found.layout == "anomaly":
-                log.info("train/good shows no defect: images of test are shared out too, see docs/inspection.md")
-            shares = DEFAULT_SHARES
-        if not isinstance(shares, Mapping) or not all(isinstance(share, int | float) for share in shares.values()):
-            return split_images(names, self.splits, seed=self.split_seed)
-        split_images(names, shares)  # checks the shares
-        return self._share_out(np.arange(len(names)), {split: float(shares.get(split, 0)) for split in SPLITS})  # type: ignore[arg-type]
+    def _choose_splits(self) -> dict[str, NDArray[np.int64]]:
+        masks, found = self._masks, self.source.found
+        splitter = ImageSplitter(
+            names=self.source.names(self.bank),
+            kinds=self.image_kinds,
+            has_mask=None if masks is None else masks.of_image >= 0,
+            count_classes=self.count_classes,
+            find_groups=self._find_groups,
+            seed=self.split_seed,
+        )
+        return splitter.split(self.splits, is_anomaly_set=found.layout == "anomaly")
 
-    def _split_by_folders(self, names: Sequence[str]) -> dict[str, NDArray[np.int64]] | None:
-        """By folders named after splits, if all images lie in such; where none says val, a part of train."""
-        told = [split_of(name) for name in names]
-        if self.source.found.layout == "anomaly" or None in told or len(set(told)) < 2:
-            return None
-        found = {split: np.flatnonzero([one == split for one in told]) for split in SPLITS}
-        if len(found["val"]):
-            return found
-        val = DEFAULT_SHARES["val"]
-        return found | self._share_out(found["train"], {"train": 1 - val, "val": val})
-
-    def _share_out(self, images: NDArray[np.int64], shares: Mapping[str, float]) -> dict[str, NDArray[np.int64]]:
-        wanted = [split for split, share in shares.items() if share > 0]
-        if len(wanted) == 1:
-            return dict.fromkeys(shares, images[:0]) | {wanted[0]: images}
-        told, groups = self._describe_images(), self._group(self.source.names(self.bank))
-        parts = split_stratified([told[n] for n in images.tolist()], groups[images], shares, seed=self.split_seed)
-        return {split: images[part] for split, part in parts.items()}
-
-    def _describe_images(self) -> list[str]:
-        """What images are shared out by: kind, classes, and how large the defects are, to a factor of two."""
-        masks, told = self._masks, self.image_kinds
-        if masks is None:
-            return told
-        counts = self.count_classes()
-        shares = 1 - counts[:, 0] / counts.sum(1)
-        sizes = np.where(shares > 0, np.log2(np.maximum(shares, 1e-9)) + 40, 0).astype(np.int64)
-        present = ["".join(map(str, row.astype(np.int64))) for row in counts[:, 1:] > 0]
-        marked = masks.of_image >= 0
-        return [f"{kind} {marked[n]} {present[n]} {sizes[n]:02}" for n, kind in enumerate(told)]
-
-    def _group(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Number of the group of each image that stays in one split."""
-        groups = [group_equal(self.bank)]
-        if self.groups is not None:
-            groups.append(group_by_name(names, self.groups))
-        if self.similar == "together":
-            similar = group_similar(self.bank, self._kept_folder)
-            if (count := len(similar) - len(np.unique(similar))) > 0:
-                log.info("%d images are similar to others, and stay in their split (data.similar=apart: not)", count)
-            groups.append(similar)
-        return join_groups(*groups)
+    def _find_groups(self, names: Sequence[str]) -> NDArray[np.int64]:
+        return find_groups(
+            self.bank, names, pattern=self.groups, similar=self.similar == "together", folder=self._kept_folder
+        )
 
     @property
     def _kept_folder(self) -> Path:
         """Where stays what was found by reading a whole set."""
         return self.source.store_folder / "found"
-
-
-class InspectionVisuals(Visuals):
-    """See `Visuals`.
-
-    Args:
-        transformation: What is done with batches.
-        stage: Whose samples.
-    """
-
-    def __init__(self, transformation: StripeTransform, stage: Stage) -> None:
-        self._transformation, self._stage = transformation, stage
-
-    @override
-    def draw(self, batch: PlannedBatch) -> PlannedBatch | None:
-        if self._stage not in self._transformation.augment:
-            return None
-        images, masks = self._transformation.draw(batch)
-        return {"image": images} if masks is None else {"image": images, "mask": masks}

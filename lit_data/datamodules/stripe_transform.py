@@ -18,8 +18,8 @@ from lit_data.datasets.stripes.layouts import ROLES
 from lit_data.devices import divided
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
-from lit_data.synthesis.annotation import Annotations, annotate
 from lit_data.synthesis.families.base import Family
+from lit_data.synthesis.touches import Annotations, annotate
 from lit_data.synthesis.values import ValueRange
 from lit_data.types import PlannedBatch, Stage
 
@@ -229,7 +229,26 @@ def _describe_shape(plan: DefectPlan, number: int) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in zip(names, plan.values[number].tolist(), strict=False))
 
 
-class StripeVisuals(Visuals):
+class PatchVisuals(Visuals):
+    """See `Visuals`.
+
+    Args:
+        transformation: What is done with batches.
+        stage: Whose samples.
+    """
+
+    def __init__(self, transformation: StripeTransform, stage: Stage) -> None:
+        self._transformation, self._stage = transformation, stage
+
+    @override
+    def draw(self, batch: PlannedBatch) -> PlannedBatch | None:
+        if self._stage not in self._transformation.augment:
+            return None
+        images, masks = self._transformation.draw(batch)
+        return {"image": images} if masks is None else {"image": images, "mask": masks}
+
+
+class StripeVisuals(PatchVisuals):
     """See `Visuals`.
 
     Args:
@@ -242,7 +261,8 @@ class StripeVisuals(Visuals):
     def __init__(
         self, dataset: StripeDataset, transformation: StripeTransform, pixels: DevicePatches, stage: Stage
     ) -> None:
-        self._dataset, self._transformation, self._pixels, self._stage = dataset, transformation, pixels, stage
+        super().__init__(transformation, stage)
+        self._dataset, self._pixels = dataset, pixels
 
     @override
     def annotate(self, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:
@@ -254,10 +274,7 @@ class StripeVisuals(Visuals):
 
     @override
     def draw(self, batch: PlannedBatch) -> PlannedBatch | None:
-        if self._stage not in self._transformation.augment:
-            return None
-        images, masks = self._transformation.draw(self._with_pixels(batch))
-        return {"image": images} if masks is None else {"image": images, "mask": masks}
+        return super().draw(self._with_pixels(batch))
 
     @override
     def preview_families(self, batch: PlannedBatch) -> list[FamilyPreview]:

@@ -13,10 +13,9 @@ from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.synthesis.watermarks.cover import draw_cover
+from lit_data.synthesis.watermarks.cover import PROBES, draw_cover, probe_under
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
 from lit_data.synthesis.watermarks.plan import sample_watermarks
-from lit_data.synthesis.watermarks.visible import PROBES, probe_under
 from lit_data.types import Array, FieldSpec
 
 if TYPE_CHECKING:

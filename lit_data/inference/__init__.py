@@ -7,7 +7,7 @@ from lit_data.inference.export.quantise import quantise
 from lit_data.inference.model_cache import ModelCache
 from lit_data.inference.predictor import TiledPredictor
 from lit_data.inference.ranks import gather_in_order, merge_shares, rank_share
-from lit_data.inference.receptive_field import measure_reach_px
+from lit_data.inference.tiling import measure_reach_px
 
 __all__ = [
     "Defect",

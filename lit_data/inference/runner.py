@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.errors import BatchMemoryError
-from lit_data.inference.batch_size_table import AHEAD, BatchSize, BatchSizes
+from lit_data.inference.batch_size_table import ADVICE, AHEAD, BatchSize, BatchSizes, release_memory
 from lit_data.inference.batches import ImageJob, Kind, TileBatch
 from lit_data.inference.cpu_parallel import Lanes
 from lit_data.inference.forward import Forward
-from lit_data.inference.oom_retry import ADVICE, release_memory
 from lit_data.out_of_memory import is_out_of_memory
 
 

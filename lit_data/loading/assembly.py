@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_data.loading.layout import INDICES
 from lit_data.loading.order import EpochOrder, OrderReader
-from lit_data.loading.staging import Slot, Staging
+from lit_data.loading.staging import INDICES, Slot, Staging
 from lit_data.loading.state import EpochProgress
 from lit_data.loading.tasks import Failure, RowTask, Texts
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.machine import available_memory_bytes, count_cores, count_local_ranks
 from lit_data.loading.options import LoaderOptions, WorkerKind
 from lit_data.loading.processes import ProcessWorkers
 from lit_data.loading.samples import SampleWriter
+from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.tasks import Failure, write
 from lit_data.loading.workers import InlineWorkers, ThreadWorkers, Workers
 from lit_data.types import Array, RowWriter

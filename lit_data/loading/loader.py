@@ -14,11 +14,10 @@ from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 from lit_data.loading.assembly import Assembly
 from lit_data.loading.choice import Choice, choose_workers, open_workers
-from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder, Windows
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
-from lit_data.loading.staging import Slot, Staging, check_room
+from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
 from lit_data.loading.state import EpochProgress, LoaderState
 from lit_data.loading.tasks import Failure, write
 from lit_data.loading.transfer import SideStream

@@ -15,8 +15,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, NoReturn
 
 from lit_data.errors import WorkerDiedError
-from lit_data.loading.layout import INDICES, Layout
 from lit_data.loading.machine import count_files
+from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.tasks import Failure, RowTask, Texts, describe_samples
 from lit_data.loading.worker_process import FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader, serve
 from lit_data.loading.workers import Answer, hang_text, log_opencv_threads

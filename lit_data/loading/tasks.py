@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.errors import DataError, LitDataError
-from lit_data.loading.layout import INDICES
-from lit_data.loading.staging import Slot
+from lit_data.loading.staging import INDICES, Slot
 from lit_data.types import Array, RowWriter
 
 Texts = Mapping[str, list[Any]] | None

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker  # where `get_worker_info` looks; nothing public sets it
 
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
-from lit_data.loading.layout import Layout
+from lit_data.loading.staging import Layout
 from lit_data.loading.tasks import Failure, Texts, check_crossing, write
 from lit_data.loading.workers import THREADS_VARIABLE
 from lit_data.types import Array, RowWriter

@@ -7,9 +7,8 @@ from lit_data.modules.gan.conditions import Conditions, RayPatches
 from lit_data.modules.gan.module import GANModule
 from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
 from lit_data.modules.gan.rays import RayGenerator
-from lit_data.modules.segmentation.compare_net import CompareNet
 from lit_data.modules.segmentation.module import SegmentationModule
-from lit_data.modules.segmentation.unet import UNet
+from lit_data.modules.segmentation.nets import CompareNet, UNet
 from lit_data.modules.voxel.module import VoxelModule
 from lit_data.modules.voxel.net import PointVoxelNet
 from lit_data.modules.voxel.queries import QueryCounts

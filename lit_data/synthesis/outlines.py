@@ -1,4 +1,4 @@
-"""Outlines of regions: how much of each pixel of a window a defect covers."""
+"""Outlines of regions, how much of each pixel of a window a defect covers, and the smooth fields that shape them."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError
 from lit_data.io.discovery import find_images
 from lit_data.io.images.readers import read_image
-from lit_data.synthesis.fields import CELL_PX, look_up
+from lit_data.rng import Stream, uniform
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lit_data.synthesis.families.base import Parameters
     from lit_data.synthesis.windows import Windows
+
 
 TILE_PX: Final = 64
 LEAST_AREA_PX: Final = 9
@@ -138,3 +139,64 @@ def real_shape(windows: "Windows", p: "Parameters", folder: str) -> "Tensor":
     inside = (column >= 0) & (column < TILE_PX) & (row >= 0) & (row < TILE_PX)
     chosen = (p["seed_y"] * len(shapes)).long()
     return shapes[chosen, row.long().clamp_(0, TILE_PX - 1), column.long().clamp_(0, TILE_PX - 1)] * inside
+
+
+FIELD_PX: Final = 512
+CELL_PX: Final = 32
+"""Width of the largest bumps of the field, in its own pixels."""
+_OCTAVES: Final = 3
+
+
+@lru_cache(maxsize=1)
+def smooth_field() -> NDArray[np.float32]:
+    """Gradient noise with three octaves (Perlin, "An image synthesizer", SIGGRAPH 1985), which repeats at its edges.
+
+    Returns:
+        [FIELD_PX, FIELD_PX] float32 with mean 0 and variance 1.
+    """
+    octaves = [_perlin(FIELD_PX, CELL_PX >> octave, octave) / 2**octave for octave in range(_OCTAVES)]
+    field = np.sum(octaves, axis=0)
+    standard: NDArray[np.float32] = ((field - field.mean()) / field.std()).astype(np.float32)
+    return standard
+
+
+def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") -> "Tensor":
+    """The field in windows, at a place and scale of each.
+
+    Args:
+        windows: The windows of n defects.
+        top: [n, 1, 1] in [0, 1), a place in the field.
+        left: [n, 1, 1] in [0, 1).
+        scale: [n, 1, 1] pixels of the field for each pixel of the image.
+
+    Returns:
+        [n, h, w] float32 with mean 0 and variance 1 over the whole field.
+    """
+    rows = (top * FIELD_PX + (windows.y + FIELD_PX) * scale).long() % FIELD_PX
+    columns = (left * FIELD_PX + (windows.x + FIELD_PX) * scale).long() % FIELD_PX
+    return _on(windows.device)[rows, columns]
+
+
+def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
+    cells = size_px // cell_px
+    angle = 2 * np.pi * uniform(octave, Stream.NOISE, np.arange(cells), 1, cells).astype(np.float64)
+    gradients = np.stack((np.sin(angle), np.cos(angle)))
+    cell, inside = np.divmod((np.arange(size_px) + 0.5) / cell_px, 1)
+    first, second = cell.astype(np.int64), (cell.astype(np.int64) + 1) % cells
+    blend = inside**3 * (inside * (inside * 6 - 15) + 10)
+
+    def slope(rows: NDArray[np.int64], columns: NDArray[np.int64], dy: float, dx: float) -> NDArray[np.float64]:
+        gradient = gradients[:, rows[:, None], columns[None, :]]
+        return np.asarray(gradient[0] * (inside[:, None] - dy) + gradient[1] * (inside[None, :] - dx))
+
+    above = slope(first, first, 0, 0) + blend[None, :] * (slope(first, second, 0, 1) - slope(first, first, 0, 0))
+    below = slope(second, first, 1, 0) + blend[None, :] * (slope(second, second, 1, 1) - slope(second, first, 1, 0))
+    return np.asarray(above + blend[:, None] * (below - above))
+
+
+@lru_cache(maxsize=4)
+def _on(device: "torch.device") -> "Tensor":
+    import torch
+
+    with torch.inference_mode(mode=False):
+        return torch.from_numpy(smooth_field()).to(device)

@@ -27,6 +27,7 @@ from lit_data.callbacks.timing.step_clock import PARTS, Part
 from lit_data.callbacks.timing.totals import describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.machine import count_disk_bytes
+from lit_data.testing import QUIET
 from tests.notes import Notes
 
 BATCHES = 8
@@ -152,18 +153,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "limit_val_batches": 0,
-        "log_every_n_steps": 4,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": folder,
-    }
-    return L.Trainer(callbacks=list(callbacks), **(defaults | options))
+    steps = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4, "default_root_dir": folder}
+    return L.Trainer(callbacks=list(callbacks), **{**QUIET, **steps, **options})
 
 
 def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:

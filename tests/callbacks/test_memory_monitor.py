@@ -22,6 +22,7 @@ from lit_data.callbacks.memory.host_memory import TreeMemory
 from lit_data.callbacks.memory.plot import SERIES
 from lit_data.callbacks.memory_monitor import MemoryMonitor
 from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.testing import QUIET
 from lit_data.types import Summarises
 
 MIB = 2**20
@@ -85,11 +86,8 @@ def _trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
         "limit_train_batches": 4,
         "log_every_n_steps": 1,
         "limit_val_batches": 0,
-        "logger": False,
-        "enable_checkpointing": False,
     }
-    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    return L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **quiet, **{**settings, **options})
+    return L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **{**QUIET, **settings, **options})
 
 
 def _run_out(model: L.LightningModule, step: int) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks import SaveOnSignal
+from lit_data.testing import QUIET
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -60,13 +61,9 @@ def fit(model: Model, path: Path, ckpt: Path | None = None, more: Callbacks = ()
     model.layer.reset_parameters()
     data = torch.arange(4.0 * STEPS).view(STEPS, 1, 4)
     trainer = L.Trainer(
-        accelerator="cpu",
         max_epochs=2,
-        logger=False,
         callbacks=[SaveOnSignal(path), *more],
-        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in more),
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET | {"enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in more)},
     )
     trainer.fit(model, DataLoader(data, None), DataLoader(data[:VALIDATIONS], None), ckpt_path=ckpt, weights_only=True)
     return trainer

@@ -11,8 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lit_data.cli import main
-from lit_data.commands.report import write_report
-from lit_data.commands.run_report import add_report, noting_failure
+from lit_data.commands.report import add_report, noting_failure, write_report
 from lit_data.errors import BatchMemoryError, DataError
 from tests.browser import CHROMIUM, Browser
 from tests.commands.reports.folders import CONFIG, CSV, LOG, SUMMARY, make_run

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.inference import TiledPredictor
+from lit_data.inference.batch_size_table import count_weight_bytes
 from lit_data.inference.cpu_parallel import Lanes, choose_lanes
-from lit_data.inference.oom_retry import count_weight_bytes
 from tests.inference.nets import make_images, make_net
 from tests.limited_memory import out_of_memory
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, StoreSpaceError
 from lit_data.inference import Progress, TiledPredictor
-from lit_data.inference.npy_file import FileDtype, encode
+from lit_data.inference.predictor import FileDtype, encode
 from lit_data.inference.tiling import Blend
 from tests.inference.nets import make_images, make_net
 

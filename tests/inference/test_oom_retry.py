@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.inference import TiledPredictor
-from lit_data.inference.batch_size_table import GROW_AFTER, BatchRange, BatchSize
-from lit_data.inference.oom_retry import count_weight_bytes, measure_peak_bytes
+from lit_data.inference.batch_size_table import (
+    GROW_AFTER,
+    BatchRange,
+    BatchSize,
+    count_weight_bytes,
+    measure_peak_bytes,
+)
 from tests.inference.nets import make_images, make_net
 from tests.limited_memory import out_of_memory
 

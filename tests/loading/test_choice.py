@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader, choice, machine
 from lit_data.loading.choice import Choice
-from lit_data.loading.layout import INDICES
+from lit_data.loading.staging import INDICES
 from lit_data.types import FieldSpec
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError
 from lit_data.modules import ClassificationModule, ConvClassifier
+from lit_data.testing import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
@@ -24,8 +25,7 @@ def _samples(count: int = 24) -> list[dict[str, torch.Tensor]]:
 
 
 def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    return L.Trainer(accelerator="cpu", logger=False, default_root_dir=folder, **quiet, **options)  # type: ignore[arg-type]
+    return L.Trainer(default_root_dir=folder, **QUIET, **options)
 
 
 def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:

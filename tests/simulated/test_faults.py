@@ -16,8 +16,7 @@ from lit_data.callbacks.device_memory import CudaGauge
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.inference import TiledPredictor
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading.layout import Layout
-from lit_data.loading.staging import Staging
+from lit_data.loading.staging import Layout, Staging
 from lit_data.loading.transfer import SideStream
 from lit_data.out_of_memory import is_out_of_memory
 from lit_data.synthesis.values import ValueRange

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lit_data.synthesis import FAMILIES, DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.surroundings import Surroundings
 from lit_data.synthesis.touches import find_touches
 from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.windows import Surroundings
 
 NAMES = tuple(FAMILIES)
 GREY = ValueRange(0, 255, whole=True)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
-from lit_data.synthesis.annotation import annotate
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.renderer import draw
-from lit_data.synthesis.surroundings import Surroundings
+from lit_data.synthesis.touches import annotate
+from lit_data.synthesis.windows import Surroundings
 from tests.synthesis.placing import (
     BATCHES,
     GREY,

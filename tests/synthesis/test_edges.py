@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.surroundings import Surroundings
 from lit_data.synthesis.values import ValueRange
-from lit_data.synthesis.windows import SEARCH_PX, Windows
+from lit_data.synthesis.windows import SEARCH_PX, Surroundings, Windows
 
 
 @pytest.mark.parametrize("down", [False, True])

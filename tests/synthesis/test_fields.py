@@ -2,10 +2,9 @@ import numpy as np
 import torch
 
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.fields import FIELD_PX, look_up, smooth_field
-from lit_data.synthesis.surroundings import Surroundings
+from lit_data.synthesis.outlines import FIELD_PX, look_up, smooth_field
 from lit_data.synthesis.values import ValueRange
-from lit_data.synthesis.windows import Windows
+from lit_data.synthesis.windows import Surroundings, Windows
 
 # A field that changes changes every sample with a wavy outline.
 PLACES = [

@@ -5,9 +5,8 @@ import torch
 
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.outlines import WOBBLE, band, blob
-from lit_data.synthesis.surroundings import Surroundings
 from lit_data.synthesis.values import ValueRange
-from lit_data.synthesis.windows import Windows
+from lit_data.synthesis.windows import Surroundings, Windows
 
 
 def test_a_band_has_an_edge_of_one_pixel() -> None:

@@ -2,9 +2,8 @@ import torch
 
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.pixels import Pixels
-from lit_data.synthesis.surroundings import Surroundings
 from lit_data.synthesis.values import ValueRange
-from lit_data.synthesis.windows import Windows
+from lit_data.synthesis.windows import Surroundings, Windows
 
 
 def test_pixels_are_those_of_the_image_that_are_covered() -> None:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.surroundings import LEAST_NOISE, Surroundings
+from lit_data.synthesis.windows import LEAST_NOISE, Surroundings
 from tests.synthesis.placing import GREY, many, plan_of, scene
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.surroundings import Surroundings
 from lit_data.synthesis.values import ValueRange
-from lit_data.synthesis.windows import Windows
+from lit_data.synthesis.windows import Surroundings, Windows
 
 
 def _windows(y: float, x: float, size: tuple[int, int] = (4, 5), *, across: bool = False) -> Windows:

@@ -16,6 +16,7 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, PredictOptions, PredictRun, find_task
 from lit_data.tasks.boxes import draw_found_boxes, find_true
+from lit_data.testing import QUIET
 from lit_data.types import Batch
 
 Answer = Any
@@ -53,11 +54,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataModule:
 def _predict(
     data: DetectionDataModule, folder: Path, model: L.LightningModule | None = None, **options: Any
 ) -> Predicted:
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     run = PredictRun(
         folder=folder,
         identity={"weights": 1},
-        make_trainer=lambda callbacks: L.Trainer(accelerator="cpu", callbacks=list(callbacks), **quiet),
+        make_trainer=lambda callbacks: L.Trainer(callbacks=list(callbacks), **QUIET),
     )
     limits: dict[str, Any] = {"threshold": 0.0, "min_area_px": 0}
     return find_task(data).predict(model or Oracle(), run, PredictOptions(**(limits | options)))

@@ -12,6 +12,7 @@ import torch
 from lit_data.datamodules import InspectionDataModule
 from lit_data.tasks import find_task
 from lit_data.tasks.options import PredictOptions, PredictRun
+from lit_data.testing import QUIET
 
 
 class _Levels(L.LightningModule):
@@ -36,8 +37,7 @@ def _predict(tmp_path: Path, **options: Any) -> Path:
     data.prepare_data()
     data.setup("predict")
     folder = tmp_path / "out"
-    trainer = lambda _: L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)  # noqa: E731
-    run = PredictRun(folder=folder, identity={}, make_trainer=trainer)
+    run = PredictRun(folder=folder, identity={}, make_trainer=lambda _: L.Trainer(**QUIET))
     find_task(data).predict(_Levels(), run, PredictOptions(tile_px=64, **options))
     return folder
 

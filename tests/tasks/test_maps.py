@@ -20,6 +20,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.tasks import find_task
 from lit_data.tasks import maps as patch_predict
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
 
 SIZE = (48, 80)
@@ -61,8 +62,7 @@ def few_pictures() -> Iterator[None]:
 
 
 def _trainer(folder: Path) -> L.Trainer:
-    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return L.Trainer(accelerator="cpu", default_root_dir=folder, **options)
+    return L.Trainer(default_root_dir=folder, **QUIET)
 
 
 def _predict(data: StripeDataModule, model: L.LightningModule, folder: Path, **options: Any) -> Predicted:

@@ -15,6 +15,7 @@ from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.tasks.tiles import predict_images
 from lit_data.tasks.watermarks import MarkWriter
 from lit_data.tasks.whole_images import WholeImages
+from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
 
 CPU: Final = torch.device("cpu")
@@ -92,11 +93,10 @@ def test_batches_are_as_large_as_asked_for(
 ) -> None:
     given = dict(options)
     limit = given.pop("limit", 1.0)
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     run = PredictRun(
         folder=tmp_path,
         identity={},
-        make_trainer=lambda callbacks: L.Trainer(accelerator="cpu", limit_predict_batches=limit, **quiet),
+        make_trainer=lambda callbacks: L.Trainer(limit_predict_batches=limit, **QUIET),
     )
     model, images, chosen = Blur(1), _images(*sizes), PredictOptions(tile_px=64, **given)
     predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)

@@ -18,6 +18,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.tasks import PredictOptions, PredictRun, find_task
 from lit_data.tasks.volume_views import VolumeShown, project
 from lit_data.tasks.volumes import VolumeWriter, compare_voxels, draw_reconstructions, draw_volume_samples
+from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
@@ -69,11 +70,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> CTDataModule:
 
 def _predict(data: CTDataModule, folder: Path, says: Answer = None, **options: Any) -> dict[str, Any]:
     model = says if isinstance(says, Oracle) else Oracle(says)
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     run = PredictRun(
         folder=folder,
         identity={"weights": 1},
-        make_trainer=lambda callbacks: L.Trainer(accelerator="cpu", callbacks=list(callbacks), **quiet),
+        make_trainer=lambda callbacks: L.Trainer(callbacks=list(callbacks), **QUIET),
     )
     return find_task(data).predict(model, run, PredictOptions(**options)).metrics
 

@@ -19,6 +19,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.tasks import find_task
 from lit_data.tasks import watermarks as watermark_predict
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
 
 SIZES = {"a/page.png": (40, 50), "b/page.png": (64, 64), "b/scan.bmp": (40, 50), "c.png": (1, 30), "d.png": (30, 1)}
@@ -84,11 +85,10 @@ def _open(root: Path, **options: Any) -> WatermarkDataModule:
 
 
 def _predict(data: WatermarkDataModule, model: L.LightningModule, folder: Path, **options: Any) -> Predicted:
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     run = PredictRun(
         folder=folder,
         identity={"weights": 1},
-        make_trainer=lambda callbacks: L.Trainer(accelerator="cpu", default_root_dir=folder, **quiet),
+        make_trainer=lambda callbacks: L.Trainer(default_root_dir=folder, **QUIET),
     )
     chosen = {"tile_px": 48, "multiple_px": 1, "batch_size": 2, "readers": 1, "clean": True} | options
     return find_task(data).predict(model, run, PredictOptions(**chosen))

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lit_data.commands.report import add_report
 from lit_data.commands.result import KEYS
-from lit_data.commands.run_report import add_report
 from lit_data.commands.sweeps.job import Sweep
 from lit_data.commands.sweeps.options import (
     Direction,

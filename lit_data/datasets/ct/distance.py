@@ -14,8 +14,8 @@ from lit_data.io.progress import track
 from lit_data.io.store.kept import keep_arrays
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.banks import VolumeBank
-from lit_data.io.volumes.mapped import LastOpened
 from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.io.volumes.sparse_file import LastOpened
 
 _SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
 

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
-from lit_data.datasets.inspection.occupancy import Occupancy, is_defect
+from lit_data.datasets.inspection.occupancy import Occupancy, PartialMasks, find_blank, find_occupancy, is_defect
 from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
 from lit_data.errors import ConfigError
-from lit_data.io.images.image_source import cut_patches
+from lit_data.grid import PatchGrid
+from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.rng import Stream, random_words
 from lit_data.types import Array, FieldSpec, SampleRuns
@@ -87,6 +89,22 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in filter(None, self.options.shares):
             check_choice("sampling.positives", name, tuple(self.classes))
+
+    def look(self, masks: PartialMasks, grid: PatchGrid, bank: ImageBank, least: float, folder: Path | None) -> Self:
+        """With the patches of a set that show a defect and those that are blank, where that matters.
+
+        Args:
+            masks: Of all images.
+            grid: Of all patches.
+            bank: The images.
+            least: Standard deviation of the pixels of patches that are not blank.
+            folder: Where is kept what was found by reading the set; `None` keeps nothing.
+        """
+        options = self.options
+        if (options.positives, options.skip_blank, options.paste) == (None, None, None):
+            return self
+        found = replace(self, occupancy=find_occupancy(masks, grid, folder))
+        return found if options.skip_blank is None else replace(found, blank=find_blank(bank, grid, least, folder))
 
 
 class _Pool(NamedTuple):

@@ -1,13 +1,17 @@
 """Splits of single images that share out every kind of defect and let nothing that belongs together straddle."""
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.datasets.inspection.layouts import split_of
+from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
@@ -16,6 +20,8 @@ from lit_data.io.store.store import StoredImages
 from lit_data.rng import Stream, uniform
 from lit_data.types import Array
 
+log = logging.getLogger(__name__)
+
 Ints = NDArray[np.int64]
 SIMILAR: Final = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as similar."""
@@ -23,6 +29,103 @@ _SIDE_PX: Final = 32
 _BUCKET: Final = 2048  # images that are compared with each other at once
 _BANDS: Final = 8
 _LEAST: Final = 1e-3  # standard deviation of a small picture, in grey levels of 255, below which it is flat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSplitter:
+    """Chooses which images train, validate and test.
+
+    Args:
+        names: Of the images, below the root.
+        kinds: Kind of each, ``good`` for those without a defect; empty where no folder says so.
+        has_mask: [n] of each; `None` where there are no masks.
+        count_classes: Gives [n, classes] pixels of each class, the background first.
+        find_groups: Gives for the names the number of the group of each image that stays in one split.
+        seed: Chooses the images of each share.
+    """
+
+    names: Sequence[str]
+    kinds: Sequence[str]
+    has_mask: NDArray[np.bool_] | None
+    count_classes: Callable[[], Ints]
+    find_groups: Callable[[Sequence[str]], Ints]
+    seed: int
+
+    def split(self, splits: Splits, *, is_anomaly_set: bool) -> dict[str, Ints]:
+        """For each split the numbers of its images.
+
+        Args:
+            splits: As `InspectionDataModule` has it.
+            is_anomaly_set: Folders named after splits hold good images alone for training.
+
+        Raises:
+            ConfigError: The splits cannot be made so.
+        """
+        if splits == "auto":
+            folders = None if is_anomaly_set else self._by_folders()
+            if folders is not None:
+                return folders
+            if is_anomaly_set:
+                log.info("train/good shows no defect: images of test are shared out too, see docs/inspection.md")
+            splits = DEFAULT_SHARES
+        if not isinstance(splits, Mapping) or not all(isinstance(share, int | float) for share in splits.values()):
+            return split_images(self.names, splits, seed=self.seed)
+        split_images(self.names, splits)  # checks the shares
+        shares: dict[str, Any] = {split: splits.get(split, 0) for split in SPLITS}
+        return self._share_out(np.arange(len(self.names)), shares)
+
+    def _by_folders(self) -> dict[str, Ints] | None:
+        """By folders named after splits, if all images lie in such; where none says val, a part of train."""
+        told = [split_of(name) for name in self.names]
+        if None in told or len(set(told)) < 2:
+            return None
+        found = {split: np.flatnonzero([one == split for one in told]) for split in SPLITS}
+        if len(found["val"]):
+            return found
+        val = DEFAULT_SHARES["val"]
+        return found | self._share_out(found["train"], {"train": 1 - val, "val": val})
+
+    def _share_out(self, images: Ints, shares: Mapping[str, float]) -> dict[str, Ints]:
+        wanted = [split for split, share in shares.items() if share > 0]
+        if len(wanted) == 1:
+            return dict.fromkeys(shares, images[:0]) | {wanted[0]: images}
+        told, groups = self._describe(), self.find_groups(self.names)
+        parts = split_stratified([told[n] for n in images.tolist()], groups[images], shares, seed=self.seed)
+        return {split: images[part] for split, part in parts.items()}
+
+    def _describe(self) -> Sequence[str]:
+        """What images are shared out by: kind, classes, and how large the defects are, to a factor of two."""
+        if self.has_mask is None:
+            return self.kinds
+        counts = self.count_classes()
+        shares = 1 - counts[:, 0] / counts.sum(1)
+        sizes = np.where(shares > 0, np.log2(np.maximum(shares, 1e-9)) + 40, 0).astype(np.int64)
+        present = ["".join(map(str, row.astype(np.int64))) for row in counts[:, 1:] > 0]
+        parts = zip(self.kinds, self.has_mask, present, sizes, strict=True)
+        return [f"{kind} {has} {classes} {size:02}" for kind, has, classes, size in parts]
+
+
+def find_groups(
+    bank: ImageBank, names: Sequence[str], *, pattern: str | None, similar: bool, folder: Path | None
+) -> Ints:
+    """[n] number of the group of each image: equal files, names that match alike, and images that show the same.
+
+    Args:
+        bank: The images.
+        names: Their paths below the root.
+        pattern: See `group_by_name`.
+        similar: Whether images that show the same belong together, see `group_similar`.
+        folder: Where is kept what was found out; `None` keeps nothing.
+    """
+    groups = [group_equal(bank)]
+    if pattern is not None:
+        groups.append(group_by_name(names, pattern))
+    if similar:
+        found = group_similar(bank, folder)
+        if (count := len(found) - len(np.unique(found))) > 0:
+            log.info("%d images are similar to others, and stay in their split (data.similar=apart: not)", count)
+        groups.append(found)
+    return join_groups(*groups)
 
 
 def split_stratified(kinds: Sequence[str], groups: Ints, shares: Mapping[str, float], *, seed: int) -> dict[str, Ints]:

@@ -1,8 +1,10 @@
 """A net as an ONNX file, which runs without torch."""
 
+import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +16,6 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import replacing_by_path
-from lit_data.inference.export.quiet import without_noise
 
 TOLERANCE: Final = 1e-4
 _NEEDED: Final = ("onnx", "onnxruntime", "onnxscript")
@@ -141,3 +142,16 @@ def _list_probes(images: Sequence[Tensor], free: Sequence[str]) -> Iterator[Tens
     generator = torch.Generator().manual_seed(0)
     for count in (1, 3) if "batch" in free else (_BATCH,):
         yield torch.rand(count, shape[0], height, width, generator=generator)
+
+
+@contextmanager
+def without_noise() -> Iterator[None]:
+    """Hold back warnings, of the log too: of CUDA libraries that are not there, of what torch deprecates in torch."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.inference.export.quiet import without_noise
+from lit_data.inference.export.onnx_file import without_noise
 from lit_data.inference.forward import check_compiler
 
 if TYPE_CHECKING:

@@ -1,6 +1,9 @@
-"""PNG: its header without decoding, and a check of its chunks.
+"""Headers of JPEG, BMP and PNG files without decoding, and checks of what JPEG and PNG files consist of.
 
-https://www.w3.org/TR/png-3/
+Not those of Pillow: it unpacks text when it opens a PNG, refuses good files with more than 1 MiB of it (processing
+histories are), and checks neither sizes nor chunks behind the header.
+
+https://www.w3.org/TR/png-3/, https://www.w3.org/Graphics/JPEG/itu-t81.pdf
 """
 
 import re

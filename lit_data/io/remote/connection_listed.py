@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote.connection import Connection, RemoteFile
+from lit_data.io.remote.manifest import SUMS_NAME, parse_list
 from lit_data.io.remote.scope import Scope
-from lit_data.io.remote.sums import SUMS_NAME, parse_list
 
 S3: Final = ("s3", "s3a")
 _TAGS: Final = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")

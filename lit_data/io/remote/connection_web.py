@@ -12,9 +12,9 @@ from typing_extensions import override
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote.connection import MAX_LIST_BYTES, Connection, RemoteFile
 from lit_data.io.remote.faults import UnreachableError
+from lit_data.io.remote.manifest import SUMS_NAME, parse_list
 from lit_data.io.remote.runner import call_each
 from lit_data.io.remote.scope import Scope, find_fault
-from lit_data.io.remote.sums import SUMS_NAME, parse_list
 
 
 class _Links(HTMLParser):

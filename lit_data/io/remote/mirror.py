@@ -25,11 +25,10 @@ from lit_data.io.remote.connection_listed import S3, ListedConnection, S3Connect
 from lit_data.io.remote.connection_web import WebConnection
 from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.fetching import BytesBar, Fetcher
-from lit_data.io.remote.manifest import Manifest
+from lit_data.io.remote.manifest import SUMS_NAME, Manifest
 from lit_data.io.remote.options import RemoteOptions
 from lit_data.io.remote.runner import run_apart
 from lit_data.io.remote.scope import Scope, check_names, find_fault
-from lit_data.io.remote.sums import SUMS_NAME
 from lit_data.io.temp import build_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)

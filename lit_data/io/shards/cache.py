@@ -20,7 +20,7 @@ from lit_data.files import find_sha256
 from lit_data.grid import Ints
 from lit_data.io.remote.objects import Objects
 from lit_data.io.shards.index import Shard
-from lit_data.io.store.mapping import TAR_SUFFIX
+from lit_data.io.store.files import TAR_SUFFIX
 from lit_data.io.temp import hold_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from lit_data.grid import Ints
 from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
-from lit_data.io.store.mapping import corrupt
+from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 

@@ -23,11 +23,10 @@ from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex, 
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
 from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.build import BuildOptions, write_store
-from lit_data.io.store.mapping import is_there, write_tar
+from lit_data.io.store.files import explain_errors, is_there, write_tar
 from lit_data.io.store.sources import SourceTable, list_below
 from lit_data.io.store.store import DecodedStore
 from lit_data.io.store.store_retention import Wanted
-from lit_data.io.store.writer import explain_errors
 from lit_data.io.temp import sweep, temp_folder
 from lit_data.types import Array
 

@@ -11,7 +11,7 @@ from lit_data.grid import Ints
 from lit_data.io.progress import track
 from lit_data.io.shards.cache import ShardCache
 from lit_data.io.shards.index import ShardIndex, locate_below
-from lit_data.io.store.mapping import corrupt
+from lit_data.io.store.files import corrupt
 from lit_data.io.store.slices import SlicedImage
 from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.types import Array

@@ -20,16 +20,14 @@ from lit_data.io.shards.index import Shard, add_shards, join_key, locate_below, 
 from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.root import ShardedRoot
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
-from lit_data.io.store.mapping import corrupt
+from lit_data.io.store.files import corrupt, explain_errors
 from lit_data.io.store.sources import list_below
-from lit_data.io.store.writer import explain_errors
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import Write, open_writer, raise_bad_volumes
-from lit_data.io.volumes.sparse_file import StoredVolume
-from lit_data.io.volumes.sparse_writer import SUFFIX, make_key
+from lit_data.io.volumes.sparse_file import SUFFIX, StoredVolume, make_key
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
 

@@ -27,8 +27,18 @@ import numpy as np
 
 from lit_data.errors import StoreError, show_path
 from lit_data.files import sync_folder
-from lit_data.io.store.mapping import TAR_SUFFIX, Mapped, Tar, corrupt, is_there, map_file, open_regular
-from lit_data.io.store.writer import new_file, reserve, write_all
+from lit_data.io.store.files import (
+    TAR_SUFFIX,
+    Mapped,
+    Tar,
+    corrupt,
+    is_there,
+    map_file,
+    new_file,
+    open_regular,
+    reserve,
+    write_all,
+)
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import Ints
-from lit_data.io.store.mapping import Mapped
+from lit_data.io.store.files import Mapped
 from lit_data.io.store.packed import ROWS_PX, Compression, pack, split_blocks
 from lit_data.io.store.slices import ImageSizes, SlicedFile, SlicedImage
 from lit_data.types import Array

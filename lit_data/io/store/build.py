@@ -18,12 +18,11 @@ from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_b
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
 from lit_data.io.store.bands import WHOLE, BandLayout, StoreOptions
+from lit_data.io.store.files import explain_errors, is_there, keep_private, no_space
 from lit_data.io.store.index import BLOCKS, IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
-from lit_data.io.store.mapping import is_there
 from lit_data.io.store.packed import estimate_shares, split_blocks
 from lit_data.io.store.sources import SourceTable, list_sources
 from lit_data.io.store.store_retention import Wanted, describe_stale, find_store, prune
-from lit_data.io.store.writer import explain_errors, keep_private, no_space
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
 

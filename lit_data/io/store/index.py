@@ -10,7 +10,7 @@ import numpy as np
 from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, is_count
 from lit_data.io.store.bands import WIDTHS, BandLayout
-from lit_data.io.store.mapping import corrupt
+from lit_data.io.store.files import corrupt
 from lit_data.io.store.packed import MOST_SAVED, PACKINGS, ROWS_PX, Compression, count_blocks
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array

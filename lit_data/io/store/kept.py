@@ -10,7 +10,7 @@ import numpy as np
 from lit_data.errors import StoreError, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
-from lit_data.io.store.mapping import is_there
+from lit_data.io.store.files import is_there
 from lit_data.io.store.store import StoredImages
 from lit_data.io.temp import temp_folder
 from lit_data.types import Array

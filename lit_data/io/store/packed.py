@@ -15,7 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.grid import Ints
-from lit_data.io.store.mapping import Mapped, corrupt
+from lit_data.io.store.files import Mapped, corrupt
 from lit_data.io.store.slices import ImageSizes, SlicedFile, SlicedImage
 from lit_data.types import Array
 

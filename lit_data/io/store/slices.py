@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from lit_data.grid import Ints, mirror
-from lit_data.io.store.mapping import Mapped
+from lit_data.io.store.files import Mapped
 from lit_data.types import Array
 
 _MOST_OPENED: Final = 4096

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lit_data.errors import StoreError, show_path
 from lit_data.io.store.bands import BandLayout, StoreOptions
+from lit_data.io.store.files import is_there
 from lit_data.io.store.index import VERSION, StoreIndex
-from lit_data.io.store.mapping import is_there
 from lit_data.io.store.sources import SourceTable, describe_change
 from lit_data.io.temp import remove_folder
 

@@ -11,19 +11,17 @@ from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
 from lit_data.io.images.header_scan import OnBad
+from lit_data.io.store.files import explain_errors
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.io.store.writer import explain_errors
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.indexing import IndexOptions
-from lit_data.io.volumes.mapped import LastOpened
 from lit_data.io.volumes.preload import check_headers, index_all, index_source, warm_folders
 from lit_data.io.volumes.reading import open_volume
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import find_file, make_folder
-from lit_data.io.volumes.sparse_file import StoredVolume
+from lit_data.io.volumes.sparse_file import LastOpened, StoredVolume, write_volume
 from lit_data.io.volumes.sparse_store import SparseStore
-from lit_data.io.volumes.sparse_writer import write_volume
 
 
 class VolumeBank(Protocol):

@@ -29,7 +29,7 @@ from lit_data.errors import DataError
 from lit_data.files import replacing
 from lit_data.io.images.npz import read_npz
 from lit_data.io.source import naming
-from lit_data.io.store.writer import explain_errors
+from lit_data.io.store.files import explain_errors
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.sparse import LABEL_DTYPES, LabelIndex, SparseVolume, index_dtype
 from lit_data.io.volumes.volume import FileVolume, Triple

@@ -15,12 +15,10 @@ from rich.filesize import decimal
 from lit_data.errors import StoreError, show_path
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
-from lit_data.io.volumes.mapped import LastOpened
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import BuildPlan, build_files, make_folder
-from lit_data.io.volumes.sparse_file import StoredVolume
-from lit_data.io.volumes.sparse_writer import SUFFIX
+from lit_data.io.volumes.sparse_file import SUFFIX, LastOpened, StoredVolume
 
 log = logging.getLogger(__name__)
 

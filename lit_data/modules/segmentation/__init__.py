@@ -1,7 +1,6 @@
 """Masks of defects and of watermarks."""
 
-from lit_data.modules.segmentation.compare_net import CompareNet
 from lit_data.modules.segmentation.module import SegmentationModule
-from lit_data.modules.segmentation.unet import UNet
+from lit_data.modules.segmentation.nets import CompareNet, UNet
 
 __all__ = ["CompareNet", "SegmentationModule", "UNet"]

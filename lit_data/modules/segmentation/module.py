@@ -15,8 +15,8 @@ from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
 from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
-from lit_data.modules.segmentation.compare_net import CompareNet
 from lit_data.modules.segmentation.losses import PixelLoss
+from lit_data.modules.segmentation.nets import CompareNet
 from lit_data.types import IGNORED, Batch
 
 

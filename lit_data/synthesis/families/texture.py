@@ -14,7 +14,7 @@ from lit_data.io.discovery import find_images
 from lit_data.io.images.readers import read_image
 from lit_data.synthesis.families.base import Floats, Parameters
 from lit_data.synthesis.families.region import Region
-from lit_data.synthesis.fields import CELL_PX, FIELD_PX, look_up, smooth_field
+from lit_data.synthesis.outlines import CELL_PX, FIELD_PX, look_up, smooth_field
 
 if TYPE_CHECKING:
     import torch

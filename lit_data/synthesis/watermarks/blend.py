@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_data.devices import constant
+from lit_data.synthesis.watermarks.cover import find_lines
 from lit_data.synthesis.watermarks.plan import WatermarkPlan
-from lit_data.synthesis.watermarks.visible import find_lines
 
 _BLOCK: Final = 8
 _MCU_PX: Final = 16

@@ -9,9 +9,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from lit_data.commands.diagnosis import device, machine, packages
+from lit_data.commands.diagnosis import device, machine
 from lit_data.commands.diagnosis import device as disk
-from lit_data.commands.diagnosis import machine as environment
 from lit_data.commands.diagnosis.finding import Finding
 
 GIB = 2**30
@@ -52,11 +51,11 @@ CASES: list[tuple[Callable[..., Finding], tuple[object, ...], str, str]] = [
     (device.judge_pinning, (False,), "warning", "pin_memory=auto"),
     (device.judge_share, (16, 2), "ok", ""),
     (device.judge_share, (6, 2), "warning", "data.cache=device"),
-    (packages.judge_opencv, (["opencv-python-headless"],), "ok", ""),
-    (packages.judge_opencv, (["opencv-python", "opencv-python-headless"],), "warning", "pip uninstall opencv-python"),
-    (packages.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
-    (packages.judge_requirements, ([Requirement("numpy>=99")],), "fault", "pip install"),
-    (packages.judge_requirements, ([Requirement("lit-data-no-such-package")],), "fault", "pip install"),
+    (machine.judge_opencv, (["opencv-python-headless"],), "ok", ""),
+    (machine.judge_opencv, (["opencv-python", "opencv-python-headless"],), "warning", "pip uninstall opencv-python"),
+    (machine.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
+    (machine.judge_requirements, ([Requirement("numpy>=99")],), "fault", "pip install"),
+    (machine.judge_requirements, ([Requirement("lit-data-no-such-package")],), "fault", "pip install"),
 ]
 
 
@@ -114,14 +113,14 @@ def test_looks_at_each_gpu_and_at_how_the_run_uses_it(monkeypatch: pytest.Monkey
     ],
 )
 def test_finds_variables_that_hurt(environ: dict[str, str], expected: list[tuple[str, str]]) -> None:
-    found = [(finding.level, finding.what) for finding in environment.check_environment(environ)]
+    found = [(finding.level, finding.what) for finding in machine.check_environment(environ)]
     assert [item for item in found if item[0] != "ok"] == expected
 
 
 @pytest.mark.parametrize(("version", "faults"), [("2.6.2", 1), ("2.6.6", 0)])
 def test_names_malicious_uploads(version: str, faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "find_version", lambda name: version if name == "lightning" else None)
-    found = list(packages.find_malicious())
+    monkeypatch.setattr(machine, "find_version", lambda name: version if name == "lightning" else None)
+    found = list(machine.find_malicious())
     assert [finding.level for finding in found] == ["fault"] * faults
 
 
@@ -132,14 +131,14 @@ def test_an_extra_is_installed_when_all_of_it_is() -> None:
         Requirement('lit-data-no-such-package; extra == "half"'),
         Requirement("torch"),
     ]
-    finding = packages.describe_extras(wanted, ["whole", "half", "dev"])
+    finding = machine.describe_extras(wanted, ["whole", "half", "dev"])
     assert finding.found == "installed: whole; not installed: half"
     assert ".[half]" in finding.remedy
 
 
 def test_every_extra_of_the_project_is_described() -> None:
     extras = set(metadata.metadata("lit_data").get_all("Provides-Extra") or []) - {"dev", "test", "notebooks"}
-    found = {finding.what: finding.found for finding in packages.check_packages()}
+    found = {finding.what: finding.found for finding in machine.check_packages()}
     assert all(extra in found["extras"] for extra in extras)
 
 

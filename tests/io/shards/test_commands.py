@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from lit_data.cli import main
-from tests.outputs import BOXES, GENERATED, MARKS, STRIPES, VOLUMES
+from tests.outputs import BOXES, GENERATED, MARKS, PHOTOGRAPHS, STRIPES, VOLUMES
 
-NARROW = ("data.samples={count: 24, size_px: [96, 96]}", "model.net.width=4")
 KINDS = {
     "stripe": (*STRIPES, "data.patterns=['train/*','val/*','test/*']"),
-    "inspection": (*NARROW, "data.patch_px=32"),
-    "labelled": (*NARROW, "data.size_px=32"),
+    "inspection": (*PHOTOGRAPHS, "data.patch_px=32"),
+    "labelled": (*PHOTOGRAPHS, "data.size_px=32"),
     "detection": (*BOXES, "data.mosaic_on=device"),
     "watermark": MARKS,
     "ct": VOLUMES,

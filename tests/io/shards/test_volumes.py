@@ -15,7 +15,7 @@ from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.remote.objects import FolderObjects
 from lit_data.io.shards.volumes import ShardedVolumes, VolumeIndex
-from lit_data.io.store.mapping import write_tar
+from lit_data.io.store.files import write_tar
 from lit_data.loading import LoaderOptions
 
 VOLUMES = 12

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from lit_data.errors import WorkerDiedError
-from lit_data.io.volumes import IndexOptions, SparseStore, build_worker, find_volumes
+from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes, sparse_build
 from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.types import Array
 
@@ -169,7 +169,7 @@ def test_a_worker_that_dies_is_reported_with_its_volume(tmp_path: Path, monkeypa
             [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    monkeypatch.setattr(build_worker, "_start", start)
+    monkeypatch.setattr(sparse_build, "_start", start)
     with pytest.raises(WorkerDiedError, match=r"v0\d\.npy: the process that indexed it died \(exit code 9\)"):
         _build(tmp_path, 2)
 

@@ -21,8 +21,7 @@ from lit_data.io.volumes import (
     sparse_build,
     wrap_array,
 )
-from lit_data.io.volumes.mapped import MAX_OPEN
-from lit_data.io.volumes.sparse_file import StoredVolume
+from lit_data.io.volumes.sparse_file import MAX_OPEN, StoredVolume
 from lit_data.types import Array
 
 pytestmark = [pytest.mark.timeout(120)]

@@ -15,7 +15,7 @@ from lit_data.callbacks import AMP, GradientCheckpointing
 from lit_data.callbacks.wrapping import wrap
 from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
-from lit_data.inference.oom_retry import measure_peak_bytes
+from lit_data.inference.batch_size_table import measure_peak_bytes
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
 from lit_data.testing import QUIET
 from lit_data.types import Batch

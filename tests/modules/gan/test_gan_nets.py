@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_data.batch_form import cut_evenly
 from lit_data.errors import ConfigError
-from lit_data.inference.oom_retry import measure_peak_bytes
+from lit_data.inference.batch_size_table import measure_peak_bytes
 from lit_data.modules import Conditions, ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
 from lit_data.modules.gan.conditions import Use, draw_latents, make_grid, read_at
 from lit_data.modules.gan.rays import find_rays, sum_up

@@ -3,7 +3,7 @@ import torch
 
 from lit_data.errors import ConfigError
 from lit_data.modules import CompareNet
-from lit_data.modules.segmentation.compare_net import align, compare
+from lit_data.modules.segmentation.nets import align, compare
 
 
 def _texture(height: int = 96, width: int = 96, shift: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:

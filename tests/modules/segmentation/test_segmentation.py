@@ -15,6 +15,7 @@ from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import CompareNet, SegmentationModule
 from lit_data.modules.schedule import learning_rate_factor
 from lit_data.modules.segmentation.module import plain_difference
+from lit_data.testing import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
@@ -35,15 +36,7 @@ def _samples(count: int = 8, *, empty: bool = False) -> list[dict[str, torch.Ten
 
 
 def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": folder,
-    }
-    return L.Trainer(**(defaults | options))
+    return L.Trainer(**{**QUIET, "max_epochs": 1, "default_root_dir": folder, **options})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +46,7 @@ def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path
     torch.manual_seed(0)
     model = SegmentationModule(schedule=schedule)
     loader = DataLoader(_samples(32), batch_size=4)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, max_epochs=6, precision=precision, enable_checkpointing=False)
+    trainer = _trainer(tmp_path, max_epochs=6, precision=precision)
     trainer.fit(model, loader, loader)
     names = [
         f"{name}{suffix}" for name in ("average_precision", "dice", "defect_recall") for suffix in ("", "_baseline")
@@ -67,7 +60,7 @@ def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path
 
 def test_masks_may_all_be_empty(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4, empty=True), batch_size=2)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, enable_checkpointing=False)
+    trainer = _trainer(tmp_path)
     trainer.fit(SegmentationModule(), loader, loader)
     assert trainer.callback_metrics["val/average_precision"] == 0
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
@@ -75,7 +68,7 @@ def test_masks_may_all_be_empty(tmp_path: Path) -> None:
 
 def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, enable_checkpointing=False)
+    trainer = _trainer(tmp_path)
     trainer.fit(SegmentationModule(loss="mean", false_alarms_per_patch=None, baseline=False), loader, loader)
     assert set(trainer.callback_metrics) == {"train/loss", "val/average_precision", "val/dice"}
     with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
@@ -94,7 +87,7 @@ def test_predictions_carry_their_place(tmp_path: Path) -> None:
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
     model = SegmentationModule(schedule="cosine", dice_weight=0.5, false_alarms_per_patch=0.2)
-    trainer = _trainer(tmp_path, enable_checkpointing=False)
+    trainer = _trainer(tmp_path)
     trainer.fit(model, loader, loader)
     path = tmp_path / "a.ckpt"
     trainer.save_checkpoint(path)
@@ -114,7 +107,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
 def test_checkpoints_hold_the_threshold_that_validation_chose(tmp_path: Path) -> None:
     samples = [sample | {"image_index": torch.tensor(number)} for number, sample in enumerate(_samples(8))]
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    model, trainer = SegmentationModule(anomaly_scores=True), _trainer(tmp_path, enable_checkpointing=False)
+    model, trainer = SegmentationModule(anomaly_scores=True), _trainer(tmp_path)
     trainer.fit(model, loader, loader)
     chosen = float(trainer.callback_metrics["val/f1_max_threshold"])
     path = tmp_path / "a.ckpt"
@@ -180,7 +173,7 @@ def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
     loss = torch.nn.CrossEntropyLoss(ignore_index=255)
     model = SegmentationModule(_Painter(), classes=["dent", "spot"], loss=loss, schedule="none", baseline=False)
-    trainer = _trainer(tmp_path, enable_checkpointing=False)
+    trainer = _trainer(tmp_path)
     trainer.fit(model, loader, loader)
     sample = _class_samples()[0]
     expected = loss(_Painter()(sample["image"][None]), sample["mask"].long()).detach()
@@ -203,10 +196,10 @@ def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path)
         val_dataloader = train_dataloader
 
     model = SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced", schedule="none")
-    _trainer(tmp_path, enable_checkpointing=False, max_steps=1).fit(model, Data())
+    _trainer(tmp_path, max_steps=1).fit(model, Data())
     assert model.loss.class_weights.tolist() == pytest.approx([120 / 3 / 90, 120 / 3 / 30, 120 / 3])  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="class_weights=balanced needs a datamodule that counts"):
-        _trainer(tmp_path, enable_checkpointing=False).fit(
+        _trainer(tmp_path).fit(
             SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced"), loader, loader
         )
 
@@ -277,7 +270,7 @@ def test_loaders_without_a_length(limits: dict[str, int], rates: list[float], tm
 
     torch.manual_seed(0)  # with such a rate some weights diverge, whatever ran before
     model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1.0))
-    trainer = _trainer(tmp_path, enable_checkpointing=False, callbacks=[Watch()], **({"max_epochs": 9} | limits))
+    trainer = _trainer(tmp_path, callbacks=[Watch()], **({"max_epochs": 9} | limits))
     loader = DataLoader(_Stream(), batch_size=2)
     trainer.fit(model, loader, loader)
     assert seen == pytest.approx(rates)
@@ -294,12 +287,12 @@ def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: 
     best = ModelCheckpoint(tmp_path, monitor="val/average_precision", mode="max")
     samples = [sample | {"mask": torch.zeros_like(sample["mask"])} for sample in _samples(4)]  # it stays at 0
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    _trainer(tmp_path, max_epochs=9, callbacks=[best, Watch()]).fit(model, loader, loader)
+    _trainer(tmp_path, max_epochs=9, callbacks=[best, Watch()], enable_checkpointing=True).fit(model, loader, loader)
     assert seen == pytest.approx([1e-4] * 7 + [1e-5] * 2)
 
 
 def test_a_rate_that_follows_a_metric_needs_one(tmp_path: Path) -> None:
-    trainer = _trainer(tmp_path, max_epochs=1, enable_checkpointing=False)
+    trainer = _trainer(tmp_path, max_epochs=1)
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"set callbacks\.checkpoint\.monitor"):
         trainer.fit(SegmentationModule(schedule="plateau"), loader, loader)
@@ -307,7 +300,7 @@ def test_a_rate_that_follows_a_metric_needs_one(tmp_path: Path) -> None:
 
 def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
     loader = DataLoader(_Stream(), batch_size=2)
-    trainer = _trainer(tmp_path, max_epochs=-1, enable_checkpointing=False)
+    trainer = _trainer(tmp_path, max_epochs=-1)
     with pytest.raises(ConfigError, match=r"schedule='one_cycle' needs the length of the run: set trainer.max_epochs"):
         trainer.fit(SegmentationModule(), loader, loader)
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.modules import PointVoxelNet, QueryCounts, VectorQuantiser, VoxelModule
+from lit_data.testing import QUIET
 from lit_data.types import Batch
 
 pytestmark = [
@@ -50,16 +51,7 @@ def _loader(*batches: Batch) -> DataLoader[Any]:
 
 
 def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "default_root_dir": folder,
-    }
-    return L.Trainer(**(defaults | options))
+    return L.Trainer(**{**QUIET, "max_epochs": 1, "default_root_dir": folder, **options})
 
 
 def _net(*, quantised: bool = True) -> PointVoxelNet:

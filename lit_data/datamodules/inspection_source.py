@@ -17,7 +17,7 @@ from typing_extensions import override
 from lit_data.datamodules.masked_source import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annotated, draw_masks, read_annotations
-from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
+from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.inspection.splitting import find_details, group_details
@@ -244,7 +244,7 @@ class InspectionFiles(MaskedImageFolder):
             log.warning(problems.describe(f"{heading}, and their images left out"))
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
-        shown = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        shown = describe_counts(counts)
         if self.classes is None:
             names = ",".join(sorted(counts))
             return f" ({shown}; data.classes=[{names}] tells them apart)" if len(counts) > 1 else ""

@@ -19,7 +19,7 @@ from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.inspection.annotations import CLASS_COLUMNS, IMAGE_COLUMNS, choose_column
-from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
+from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.splits import Splits
@@ -67,7 +67,7 @@ class LabelledFiles(InspectionFiles):
         if labels is None and len(set(found.kinds)) < 2 and any(found.masks):
             labels = tuple("good" if mask is None else "defect" for mask in found.masks)
         found = replace(found, kinds=labels or found.kinds, masks=(None,) * len(found.images), layout="none")
-        counts = ", ".join(f"{name or 'without a label'} {n}" for name, n in sorted(Counter(found.kinds).items()))
+        counts = describe_counts(Counter(found.kinds), "without a label")
         log.info("%s: %d images (%s)", show_path(self.folder), len(found.images), counts)
         return found
 

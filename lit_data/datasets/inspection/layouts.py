@@ -26,6 +26,7 @@ _ENDING: Final = re.compile(
 )
 _SPLIT_NAMES: Final = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
 _GOOD: Final = re.compile(r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE)
+_MOST_NAMED: Final = 20
 _LOSSLESS: Final = (".png", ".bmp", ".tif", ".tiff", ".npy")  # what masks are stored in, the likeliest first
 
 
@@ -57,11 +58,18 @@ class InspectionSet:
         """What was found, in one line."""
         without = sum(mask is None for mask in self.masks)
         counts = Counter(self.kinds)
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) if len(counts) > 1 else ""
+        kinds = describe_counts(counts) if len(counts) > 1 else ""
         if self.layout == "none":
             return f"{len(self.images)} images without masks" + (f" ({kinds})" if kinds else "")
         none = f", {without} images have none, which counts as no defect" if without else ""
         return f"{len(self.images)} images, masks {self.where}{none}" + (f" ({kinds})" if kinds else "")
+
+
+def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:
+    """``dent 3, good 120``; of many names the first ones."""
+    named = [f"{name or nameless} {count}" for name, count in sorted(counts.items())]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return ", ".join(named[:_MOST_NAMED]) + more
 
 
 def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequence[str] = ("**/*",)) -> InspectionSet:
@@ -112,7 +120,7 @@ def _list_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
 def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     """``train/good``, ``test/KIND`` and ``ground_truth/KIND``, below the folder or below one for each product."""
     files = [path for path in paths if is_anomaly(path.relative_to(folder).parts)]
-    images = [path for path in paths if path not in set(files)]
+    images = _without(paths, files)
     of_image: dict[Path, list[Path]] = {}
     for path in files:
         deep = is_anomaly(path.relative_to(folder).parts[:-1])  # a folder of masks for each image
@@ -140,13 +148,13 @@ def _pair_folder(folder: Path, paths: Sequence[Path], masks: Path) -> Inspection
     if not masks.is_dir():
         raise DataError(f"{show_path(masks)}: no such folder of masks; check data.masks")
     own = [path for path in paths if path.absolute().is_relative_to(masks)]
-    return _pair(folder, [path for path in paths if path not in set(own)], own or _list_files(masks, ("**/*",)), masks)
+    return _pair(folder, _without(paths, own), own or _list_files(masks, ("**/*",)), masks)
 
 
 def _pair_folders(folder: Path, paths: Sequence[Path], mask_folders: set[Path]) -> InspectionSet:
     masks = [path for path in paths if any(path.is_relative_to(other) for other in mask_folders)]
     shown = sorted(mask_folders)[0]
-    return _pair(folder, [path for path in paths if path not in set(masks)], masks, shown)
+    return _pair(folder, _without(paths, masks), masks, shown)
 
 
 def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Path) -> InspectionSet:
@@ -169,13 +177,13 @@ def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Pa
 def _pair_beside(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     """Masks in the folders of their images: by an ending of the name, or of the same name and another type."""
     marked = [path for path in paths if _ENDING.search(path.stem)]
-    plain = [path for path in paths if path not in set(marked)]
+    plain = _without(paths, marked)
     of_name: dict[tuple[Path, str], list[Path]] = {}
     for path in plain:
         of_name.setdefault((path.parent, path.stem), []).append(path)
     twins = {key: found for key, found in of_name.items() if len(found) == 2 and len({_rank(p) for p in found}) == 2}
     masks = marked + [min(found, key=_rank) for found in twins.values()]
-    images = [path for path in plain if path not in set(masks)]
+    images = _without(plain, masks)
     if not masks or not images:
         return _make(folder, "none", list(paths), {}, "")
 
@@ -185,6 +193,11 @@ def _pair_beside(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     endings = sorted({match[0].lower() for path in marked if (match := _ENDING.search(path.stem))})
     where = f"beside them ({', '.join(endings) or 'of another type'})"
     return _make(folder, "beside", images, _match(images, masks, key), where)
+
+
+def _without(paths: Sequence[Path], others: Sequence[Path]) -> list[Path]:
+    left_out = set(others)
+    return [path for path in paths if path not in left_out]
 
 
 def _rank(path: Path) -> int:

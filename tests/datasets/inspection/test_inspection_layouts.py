@@ -1,7 +1,8 @@
 """Images and masks are found in the layouts that people have, and what does not fit is listed."""
 
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
@@ -143,3 +144,23 @@ def test_each_kind_is_in_each_split_and_groups_stay_together() -> None:
         assert (numbers < 10).sum() >= 1
         assert len({20, 21, 22} & set(numbers.tolist())) in (0, 3)
     assert not np.array_equal(splits["train"], split_stratified(kinds, groups, SHARES, seed=4)["train"])
+
+
+@pytest.mark.parametrize("name", ["masks/{0}.png", "images/{0}_mask.png", "ground_truth/bad/{0}.png"])
+def test_the_work_grows_as_the_set_does(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, own_hash = Counter[str](), PurePath.__hash__
+
+    def count(path: PurePath) -> int:
+        hashed[size] += 1
+        return own_hash(path)
+
+    for size, files in (("small", 50), ("large", 200)):
+        for number in range(files):
+            for file in ("test/bad/{0}.png" if "bad" in name else "images/{0}.png", name):
+                path = tmp_path / size / file.format(f"{number:03}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+        with monkeypatch.context() as patch:
+            patch.setattr(PurePath, "__hash__", count)
+            assert sum(mask is not None for mask in find_inspection_set(tmp_path / size).masks) == files
+    assert 0 < hashed["large"] < 5 * hashed["small"]

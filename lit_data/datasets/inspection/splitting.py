@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -199,14 +199,20 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
 def group_details(small: Array) -> Ints:
     """As `group_similar`, of what `find_details` found of all images."""
     count = len(small) // _SIDE_PX**2
-    details = small.reshape(count, -1) - small.reshape(count, -1).mean(0)
-    norms = np.linalg.norm(details, axis=1)
+    rows = small.reshape(count, -1)
+    common = rows.mean(0)
+    parts = [slice(begin, begin + _BUCKET) for begin in range(0, count, _BUCKET)]  # all at once would be gigabytes
+    norms = np.concatenate([np.linalg.norm(rows[part] - common, axis=1) for part in parts])
     told = np.flatnonzero(norms > _LEAST * _SIDE_PX)
-    unit = details[told] / norms[told, None]
+
+    def unit(numbers: Ints) -> NDArray[np.float32]:
+        details: NDArray[np.float32] = (rows[numbers] - common) / norms[numbers, None]
+        return details
+
     pairs = [np.zeros((0, 2), np.int64)]
-    for bucket in _sort_into_buckets(unit):
-        near = np.argwhere(np.triu(unit[bucket] @ unit[bucket].T > SIMILAR, 1))
-        pairs.append(told[bucket][near])
+    for bucket in _sort_into_buckets(told, unit):
+        details = unit(bucket)
+        pairs.append(bucket[np.argwhere(np.triu(details @ details.T > SIMILAR, 1))])
     return _connect(count, np.concatenate(pairs))
 
 
@@ -248,16 +254,22 @@ def find_details(bank: ImageBank) -> Array:
     return found.reshape(-1)
 
 
-def _sort_into_buckets(unit: NDArray[np.float32]) -> list[Ints]:
-    """Rows that may be alike, at most some thousands together: of equal signs along a few random directions."""
-    bits = max(0, int(np.ceil(np.log2(max(len(unit), 1) / _BUCKET))))
+def _sort_into_buckets(numbers: Ints, unit: Callable[[Ints], NDArray[np.float32]]) -> Iterator[Ints]:
+    """Images that may be alike, at most some thousands together: of equal signs along a few random directions.
+
+    Args:
+        numbers: Of the images.
+        unit: Gives the details of some of them, each of length 1.
+    """
+    bits = max(0, int(np.ceil(np.log2(max(len(numbers), 1) / _BUCKET))))
     if not bits:
-        return [np.arange(len(unit))]
-    buckets = []
+        yield numbers
+        return
     rng = np.random.default_rng(0)
-    for _ in range(_BANDS):
-        signs = unit @ rng.standard_normal((unit.shape[1], bits), np.float32) > 0
-        keys = signs @ (1 << np.arange(bits))
+    directions = np.concatenate([rng.standard_normal((_SIDE_PX**2, bits), np.float32) for _ in range(_BANDS)], axis=1)
+    parts = np.array_split(numbers, -(-len(numbers) // _BUCKET))
+    signs = np.concatenate([unit(part) @ directions > 0 for part in parts])
+    for band in np.split(signs, _BANDS, axis=1):
+        keys = band @ (1 << np.arange(bits))
         order = np.argsort(keys, kind="stable")
-        buckets += np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
-    return buckets
+        yield from (numbers[bucket] for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1))

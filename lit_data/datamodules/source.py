@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.io.discovery import find_images
+from lit_data.io.discovery import find_images, name_below
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
@@ -156,7 +156,9 @@ class Source(ABC):
 
     def name(self, path: str | Path) -> str:
         """A path relative to the root, with forward slashes."""
-        return Path(os.path.relpath(path, self.folder)).as_posix()
+        name = name_below(self.folder, path)
+        is_plain = name is not None and ".." not in name
+        return name if is_plain else Path(os.path.relpath(path, self.folder)).as_posix()  # type: ignore[return-value]
 
     @property
     def _identity(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.discovery import find_images, match_by_stem, resolve_listed
+from lit_data.io.discovery import find_images, match_by_stem, name_below, resolve_listed
 
 
 def _touch(root: Path, *names: str) -> None:
@@ -246,3 +246,22 @@ def test_what_has_no_partner_is_listed_on_both_sides() -> None:
 def test_two_masks_of_one_name_clash() -> None:
     with pytest.raises(DataError, match=r"1 names clash:\n  m/2/a.png: the same name as m/1/a.png"):
         match_by_stem(["i/a.png"], ["m/1/a.png", "m/2/a.png"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "path", "name"),
+    [
+        (".", "a/b", "a/b"),
+        (".", "/a/b", None),
+        ("/", "/a/b", "a/b"),
+        ("a", "a/b/c", "b/c"),
+        ("a", "ab/c", None),
+        ("/a", "a/b", None),
+        ("..", "../a", "a"),
+        ("a", "a", None),
+    ],
+)
+def test_a_name_below_a_folder_is_that_of_pathlib(folder: str, path: str, name: str | None) -> None:
+    assert name_below(Path(folder), Path(path)) == name_below(Path(folder), path) == name
+    if name is not None:
+        assert Path(path).relative_to(folder).as_posix() == name

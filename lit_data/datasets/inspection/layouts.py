@@ -8,12 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final, Literal
 
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import SHOWN, DataError, Problems, show_path
-from lit_data.io.discovery import FolderWalk
+from lit_data.io.discovery import FolderWalk, name_below
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
@@ -86,7 +86,7 @@ def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequen
     paths = _list_files(folder, patterns)
     if masks is not None:
         return _pair_folder(folder, paths, (folder / masks).absolute())
-    names = [path.relative_to(folder).parts for path in paths]
+    names = [_parts(folder, path) for path in paths]
     if any(is_anomaly(parts) for parts in names):
         return _pair_anomaly(folder, paths)
     found = {
@@ -119,21 +119,21 @@ def _list_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
 
 def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     """``train/good``, ``test/KIND`` and ``ground_truth/KIND``, below the folder or below one for each product."""
-    files = [path for path in paths if is_anomaly(path.relative_to(folder).parts)]
+    files = [path for path in paths if is_anomaly(_parts(folder, path))]
     images = _without(paths, files)
     of_image: dict[Path, list[Path]] = {}
     for path in files:
-        deep = is_anomaly(path.relative_to(folder).parts[:-1])  # a folder of masks for each image
+        deep = is_anomaly(_parts(folder, path)[:-1])  # a folder of masks for each image
         of_image.setdefault(path.parent if deep else path, []).append(path)
     whole = {parts[0]: place for place, parts in of_image.items()}
 
     def key(path: Path) -> tuple[str, ...]:
         path = whole.get(path, path)
-        parts = path.relative_to(folder).parts  # PRODUCT..., test or ground_truth, KIND, NAME
+        parts = _parts(folder, path)  # PRODUCT..., test or ground_truth, KIND, NAME
         return (*parts[:-3], *parts[-2:-1], plain_stem(path.stem))
 
     def is_test(path: Path) -> bool:
-        return "train" not in path.relative_to(folder).parts[:-1]
+        return "train" not in _parts(folder, path)[:-1]
 
     tested = _match([path for path in images if is_test(path)], list(whole), key)
     found = tuple(tested.get(path) for path in images)
@@ -152,7 +152,8 @@ def _pair_folder(folder: Path, paths: Sequence[Path], masks: Path) -> Inspection
 
 
 def _pair_folders(folder: Path, paths: Sequence[Path], mask_folders: set[Path]) -> InspectionSet:
-    masks = [path for path in paths if any(path.is_relative_to(other) for other in mask_folders)]
+    inside = tuple(f"{other}/" for other in mask_folders)  # none of them is the root
+    masks = [path for path in paths if str(path).startswith(inside)]
     shown = sorted(mask_folders)[0]
     return _pair(folder, _without(paths, masks), masks, shown)
 
@@ -165,8 +166,9 @@ def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Pa
     unique = max(stems.values()) == 1
 
     def key(path: Path) -> tuple[str, ...]:
-        inside = path.relative_to(folder).parts[:-1] if path.is_relative_to(folder) else ()
-        own = [p for p in inside if not MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)]
+        own = [
+            p for p in _parts(folder, path)[:-1] if not MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)
+        ]
         return (*(() if unique else own), plain_stem(path.stem))
 
     found = _match(images, masks, key)
@@ -235,7 +237,7 @@ def plain_stem(stem: str) -> str:
 
 
 def _make(folder: Path, layout: Layout, images: Sequence[Path], found: dict[Path, Path], where: str) -> InspectionSet:
-    kinds = [_kind_of(path.relative_to(folder)) for path in images]
+    kinds = [_kind_of(_parts(folder, path)[:-1]) for path in images]
     return InspectionSet(
         layout=layout, images=tuple(images), masks=tuple(map(found.get, images)), kinds=tuple(kinds), where=where
     )
@@ -246,8 +248,13 @@ def split_of(name: str) -> str | None:
     return next((_SPLIT_NAMES[part] for part in name.split("/")[:-1] if part in _SPLIT_NAMES), None)
 
 
-def _kind_of(name: Path) -> str:
-    """The first folder of a path that is no split and does not only say that images are in it."""
-    folders = PurePosixPath(name.as_posix()).parts[:-1]
+def _parts(folder: Path, path: Path) -> tuple[str, ...]:
+    """Names of the folders on the way to a file, and its own; none where it lies elsewhere."""
+    name = name_below(folder, path)
+    return () if name is None else tuple(name.split("/"))
+
+
+def _kind_of(folders: Sequence[str]) -> str:
+    """The first of the folders of a path that is no split and does not only say that images are in it."""
     told = [part for part in folders if part not in _SPLIT_NAMES and not _IMAGE_FOLDERS.fullmatch(part)]
     return ("good" if _GOOD.fullmatch(told[0]) else told[0]) if told else ""

@@ -188,12 +188,12 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
 
     Args:
         bank: The images; each is read once.
-        folder: Where the small pictures are kept for the next run; None keeps nothing.
+        folder: Where the groups are kept for the next run; None keeps nothing.
     """
     if (known := getattr(bank, "similar", None)) is not None:  # of a set of shards it was found out when it was made
         return np.asarray(known, np.int64)
-    small = keep_found(folder, bank, (), "details", lambda: {"pixel": find_details(bank)}, np.float32)["pixel"]
-    return group_details(small)
+    found = keep_found(folder, bank, (), "similar", lambda: {"group": group_details(find_details(bank))})
+    return np.asarray(found["group"], np.int64)
 
 
 def group_details(small: Array) -> Ints:

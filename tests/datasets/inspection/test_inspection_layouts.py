@@ -164,3 +164,10 @@ def test_the_work_grows_as_the_set_does(tmp_path: Path, name: str, monkeypatch: 
             patch.setattr(PurePath, "__hash__", count)
             assert sum(mask is not None for mask in find_inspection_set(tmp_path / size).masks) == files
     assert 0 < hashed["large"] < 5 * hashed["small"]
+
+
+def test_the_working_folder_may_be_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _touch(tmp_path, "dent/a.jpg", "dent/b.jpg", "masks/dent/a.png")
+    monkeypatch.chdir(tmp_path)
+    wanted = ("folder", {"dent/a.jpg": "masks/dent/a.png", "dent/b.jpg": None}, ("dent", "dent"))
+    assert _pairs(Path()) == _pairs(tmp_path) == wanted

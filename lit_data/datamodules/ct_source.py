@@ -243,8 +243,8 @@ class CTSource(Source):
 
     @override
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
-        sources = find_volumes(self.folder)
-        names = {path: self.name(path) for source in sources for path in source.all_files}
+        sources, root = find_volumes(self.folder), self.folder if self.folder.is_dir() else self.folder.parent
+        names = {path: Path(path).relative_to(root).as_posix() for source in sources for path in source.all_files}
         return publish_volumes(
             writer, sources, names, options=self.index_options, processes=self.workers, on_bad=self.on_bad
         )

@@ -224,16 +224,16 @@ class ImagePublisher:
             return _Written.read(note)
         with temp_folder(scratch) as temp, explain_errors(scratch, survey.pixels_bytes):
             tar = temp / "shard.tar"
-            try:
-                if wanted.key in there:
-                    shard = self._writer.fetch_shard(wanted.key, tar)
-                else:
+            if wanted.key in there:
+                shard = self._writer.fetch_shard(wanted.key, tar)
+            else:
+                try:
                     self._build(sources, survey, wanted, temp / "store")
-                    shard = self._writer.send_shard(temp / "store", wanted.key, tar)
-            except DataError as error:
-                if options.on_bad == "error":
-                    raise
-                return str(error)
+                except DataError as error:  # of the images: a server that does not answer is nothing to skip
+                    if options.on_bad == "error":
+                        raise
+                    return str(error)
+                shard = self._writer.send_shard(temp / "store", wanted.key, tar)
             written = _Written.of(shard, DecodedStore.open(tar), options.summarise)
             written.write(note)
             return written

@@ -101,10 +101,7 @@ def publish_volumes(
     with open_writer(processes) as write:
 
         def work(source: VolumeSource) -> Described | str:
-            try:
-                return _publish(writer, source, names, options, write)
-            except DataError as error:
-                return str(error)
+            return _publish(writer, source, names, options, write)
 
         found = list(track(ordered_map(work, sources, processes), "writing shards", len(sources)))
     pairs = list(zip(sources, found, strict=True))
@@ -118,8 +115,8 @@ def publish_volumes(
 
 def _publish(
     writer: SetWriter, source: VolumeSource, names: Mapping[str, str], options: IndexOptions, write: Write
-) -> Described:
-    """A volume that is at its place now."""
+) -> Described | str:
+    """A volume that is at its place now, or what is wrong with it."""
     key = make_key(list_below([ImageSource(source.all_files)], names), source.name, options)
     note = writer.scratch / "notes" / f"{key}.json"
     if key in writer.there and note.exists():
@@ -129,7 +126,10 @@ def _publish(
         if key in writer.there:
             shard = writer.fetch_shard(key, tar)
         else:
-            write(replace(source, path=names[source.files[0]]), temp / f"{key}{SUFFIX}", options)
+            try:
+                write(replace(source, path=names[source.files[0]]), temp / f"{key}{SUFFIX}", options)
+            except DataError as error:  # of the volume: a server that does not answer is nothing to skip
+                return str(error)
             shard = writer.send_shard(temp / f"{key}{SUFFIX}", key, tar)
         described = Described.of(StoredVolume(tar), shard)
         note.parent.mkdir(exist_ok=True)

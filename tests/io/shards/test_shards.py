@@ -20,6 +20,7 @@ from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
+from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.objects import FolderObjects
 from lit_data.io.shards.cache import Prefetch, ShardCache
 from lit_data.io.shards.store import ShardedStore
@@ -147,6 +148,17 @@ def test_a_run_that_was_ended_goes_on(make: Make, root: Path, tmp_path: Path, mo
         assert make(root, cache).publish(str(address), SHARD_BYTES)["shards_kept"] == (3 if cache == "cache" else 5)
         assert first.items() <= list_shards(address).items()
     assert len(open_store(make(address, "other"))) == IMAGES
+
+
+def test_a_server_that_does_not_answer_is_no_bad_image(
+    make: Make, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FolderObjects, path: Path, name: str) -> None:
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(FolderObjects, "put", fail)
+    with pytest.raises(UnreachableError, match="no answer"):
+        make(root, on_bad="skip").publish(str(tmp_path / "set.shards"), SHARD_BYTES)
 
 
 def test_only_the_shard_of_a_changed_image_is_written_anew(make: Make, root: Path, address: Path) -> None:

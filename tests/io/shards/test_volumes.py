@@ -13,6 +13,7 @@ import torch
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
+from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.objects import FolderObjects
 from lit_data.io.shards.volumes import ShardedVolumes, VolumeIndex
 from lit_data.io.store.files import write_tar
@@ -178,3 +179,23 @@ def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: O
     path.write_bytes(bank.cache.fetch(4).read_bytes())
     with pytest.raises(StoreCorruptError, match="it does not hold what the index of the set says"):
         bank[3]
+
+
+def test_a_server_that_does_not_answer_is_no_bad_volume(
+    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FolderObjects, path: Path, name: str) -> None:
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(FolderObjects, "put", fail)
+    with pytest.raises(UnreachableError, match="no answer"):
+        make(sets / "set", tmp_path, on_bad="skip").source.publish(str(tmp_path / "set.shards"), 1)
+
+
+def test_one_file_may_be_the_root(sets: Path, tmp_path: Path) -> None:
+    file = sets / "set/scans/02.npy"
+    make(file, tmp_path).source.publish(str(tmp_path / "set.shards"), 1)
+    there = make(tmp_path / "set.shards", tmp_path, splits={"train": 1.0, "val": 0, "test": 0})
+    there.setup("fit")
+    assert Path(open_bank(there).name(0)).name == "02.npy"
+    assert len(open_bank(there)[0]) == open_bank(there).counts[0] > 0

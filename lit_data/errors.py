@@ -27,6 +27,12 @@ class DataError(LitDataError):
     exit_code = 3
 
 
+class MachineError(LitDataError):
+    """A file cannot be read now, and it is the machine or a disk in the network that cannot: nothing is said of it."""
+
+    exit_code = 4
+
+
 class StoreError(LitDataError):
     """Base of everything that is wrong with a decoded store or another file written by lit_data."""
 

@@ -96,14 +96,11 @@ class CTVolumes:
             "refused": len(self.bank.skipped),
             "too_few": self.too_few,
         }
-        if self.bank.counts is not None:
-            volumes = (
-                [self.bank]
-                if isinstance(self.bank, ShardedVolumes)
-                else map(self.bank.__getitem__, range(len(self.bank)))
-            )
-            dense_bytes, sparse_bytes = np.sum([(each.dense_bytes, each.nbytes) for each in volumes], axis=0).tolist()
-            found |= {"points": int(self.bank.counts.sum()), "dense_bytes": dense_bytes, "sparse_bytes": sparse_bytes}
+        bank = self.bank
+        if bank.counts is not None:
+            parts = [bank] if isinstance(bank, ShardedVolumes) else [bank[number] for number in range(len(bank))]
+            dense_bytes, sparse_bytes = sum(part.dense_bytes for part in parts), sum(part.nbytes for part in parts)
+            found |= {"points": int(bank.counts.sum()), "dense_bytes": dense_bytes, "sparse_bytes": sparse_bytes}
             found["sparse_share"] = sparse_bytes / dense_bytes
         return found | {f"{split}_volumes": len(self.splits[split]) for split in SPLITS}
 

@@ -6,17 +6,33 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from lit_data.errors import DataError, LitDataError, escape, show_path
+from lit_data.errors import DataError, LitDataError, MachineError, escape, show_path
+
+_AGAIN: Final = "a disk in the network does not answer: try again"
+_PASSING: Final = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the machine has no more open files to give: end other programs",
+    errno.ENOMEM: "memory ran out: give this process more, or fewer workers",
+} | dict.fromkeys(
+    (
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+        *(errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED),
+    ),
+    _AGAIN,
+)
+"""What does not come of the file, and what to do."""
 
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn every error inside the block into a ``DataError`` that starts with the path.
+    """Turn every error inside the block into one that starts with the path.
 
     Raises:
-        DataError: anything was raised in the block, by us or by a library.
+        MachineError: file descriptors or memory ran out, or a disk in the network does not answer: were the file called
+            bad, ``on_bad=skip`` would leave it out for good.
+        DataError: anything else was raised in the block, by us or by a library.
     """
     name = show_path(path)
     try:
@@ -26,6 +42,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except LitDataError:
         raise
     except OSError as error:
+        if error.errno in _PASSING:
+            raise MachineError(f"{name}: {_describe_os_error(error)} for now; {_PASSING[error.errno]}") from error
         raise DataError(f"{name}: {_describe_os_error(error)}") from error
     except Exception as error:  # libraries raise anything at all on damaged files
         raise DataError(f"{name}: cannot be read ({type(error).__name__}: {escape(str(error))[:200]})") from error

@@ -1,0 +1,66 @@
+"""What a failure to read says of a file: nothing, where the machine is at fault."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.errors import DataError, MachineError
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.images.writing import write_png
+from lit_data.io.source import open_source
+from lit_data.io.store.store import DecodedStore
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """Let a file fail when it is opened."""
+    real = Path.open
+
+    def opening(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == name:
+            raise OSError(number, os.strerror(number))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", opening)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EMFILE, r"raise the limit of open files \(ulimit -n\)"),
+        (errno.ESTALE, "a disk in the network does not answer: try again"),
+        (errno.ENOMEM, "memory ran out"),
+    ],
+)
+def test_what_the_machine_cannot_do_now_is_no_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    write_png(tmp_path / "a.png", np.zeros((4, 4), np.uint8))
+    fail_at(monkeypatch, "a.png", number)
+    with pytest.raises(MachineError, match=rf"a.png: cannot be read, {errno.errorcode[number]} .*{advice}"):
+        open_source(tmp_path / "a.png").__enter__()
+    assert MachineError.exit_code == 4
+
+
+@pytest.mark.parametrize("on_bad", ["error", "skip"])
+def test_no_store_is_made_without_an_image_that_could_not_be_read_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_bad: Any
+) -> None:
+    for number in range(4):
+        write_png(tmp_path / f"{number}.png", np.full((4, 4), number, np.uint8))
+    sources = [ImageSource((str(tmp_path / f"{number}.png"),)) for number in range(4)]
+    with monkeypatch.context() as patch:
+        fail_at(patch, "2.png", errno.ESTALE)
+        with pytest.raises(MachineError, match=r"2.png: cannot be read, ESTALE"):
+            DecodedStore.build(sources, tmp_path / "store", decoder=ImageDecoder(), on_bad=on_bad)
+    assert len(DecodedStore.build(sources, tmp_path / "store", decoder=ImageDecoder(), on_bad=on_bad)) == 4
+
+
+def test_a_bad_sector_is_a_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_png(tmp_path / "a.png", np.zeros((4, 4), np.uint8))
+    fail_at(monkeypatch, "a.png", errno.EIO)
+    with pytest.raises(DataError, match=r"a.png: cannot be read, EIO"):
+        open_source(tmp_path / "a.png").__enter__()

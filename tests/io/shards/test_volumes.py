@@ -83,8 +83,10 @@ def read_rows(data: CTDataModule, stage: Any = "train", epoch: int = 0) -> dict[
     return found
 
 
-@pytest.mark.parametrize("options", [{"max_points": 500, "sdf": 3.0}, WINDOWS, WINDOWS | {"sdf": 3.0}])
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("thread", {"max_points": 500, "sdf": 3.0}), ("thread", WINDOWS), ("process", WINDOWS | {"sdf": 3.0})],
+)
 def test_samples_are_those_of_the_files(open_data: Open, kind: str, options: dict[str, Any]) -> None:
     here, there = open_data("set", **options), open_data(**options, loader={"worker_kind": kind})
     assert there.describe() == here.describe()

@@ -134,7 +134,7 @@ def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
     """The shards of an index.
 
     Raises:
-        StoreCorruptError: There are as many sums as shards no more.
+        StoreCorruptError: It holds more or fewer sums than shards.
     """
     sums, sizes = folder.map("sums", "u1", check=True), folder.map("sizes", "<u8", check=True)
     if len(sums) != 2 * _SUM_BYTES * len(sizes):

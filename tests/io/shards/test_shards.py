@@ -23,8 +23,11 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.objects import FolderObjects
 from lit_data.io.shards.cache import Prefetch, ShardCache
+from lit_data.io.shards.index import ShardIndex
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.bands import StoreOptions
+from lit_data.io.store.files import write_tar
+from lit_data.io.store.sources import join_paths
 from lit_data.types import Array
 from tests.io.remote.servers import WebServer
 
@@ -118,6 +121,16 @@ def test_open_shards_leave_file_descriptors_for_others(
         assert store[number].shape == (1, 60, 100)
     assert len(list(store.cache.folder.glob("*.tar"))) == 5
     assert len(os.listdir("/proc/self/fd")) - before <= 6  # noqa: PTH208
+
+
+def test_names_that_lead_out_of_the_folder_are_refused(make: Make, address: Path, tmp_path: Path) -> None:
+    store, folder = open_store(make(address, "other")), tmp_path / "folder"
+    folder.mkdir()
+    evil = join_paths([["../../outside.png"]] * IMAGES)
+    ShardIndex.open(store.path)._replace(sources=evil).write(folder)
+    write_tar({file.name: file for file in folder.iterdir()}, tmp_path / "evil.tar")
+    with pytest.raises(DataError, match=r"names a file that leads out of the folder: '../../outside.png'"):
+        ShardedStore(tmp_path / "evil.tar", tmp_path, store.cache).name(0)
 
 
 def test_what_shows_the_same_is_known_without_reading(make: Make, root: Path, address: Path) -> None:

@@ -110,7 +110,7 @@ class GPUSuite(Suite):
         scene, lines = DeviceScene(cfg, self, device), list[dict[str, Any]]()
         for name, ask in _PARTS.items():
             log.info("%s ...", name)
-            lines += [{"part": name, **line} for line in _answer(ask, scene)]
+            lines += [{"part": name, **line} for line in answer_part(ask, scene)]
         write_lines(lines, COLUMNS, Path(cfg.paths.run) / "benchmark.csv")
         print(format_table(lines, describe_machine(device)))
         failed = [line["part"] for line in lines if line["what"] == "failed"]
@@ -135,7 +135,7 @@ def format_table(lines: list[dict[str, Any]], machine: Mapping[str, Any]) -> str
     return "\n".join([*head, *rows, ""])
 
 
-def _answer(ask: Callable[[DeviceScene], Found], scene: DeviceScene) -> Iterator[dict[str, Any]]:
+def answer_part(ask: Callable[[DeviceScene], Found], scene: DeviceScene) -> Iterator[dict[str, Any]]:
     """The answers of one part; a fault is one too, and the next part is asked all the same."""
     try:
         for what, value, unit in ask(scene):

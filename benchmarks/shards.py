@@ -79,7 +79,7 @@ class ShardsSuite(Suite):
             dir=cfg.paths.get("cache") or folder, prefix="shards-", ignore_cleanup_errors=True
         ) as temp:
             ways = _make_ways(Path(temp), self)
-            with _serve(Path(temp) / "bucket", self) as url:
+            with serve(Path(temp) / "bucket", self) as url:
                 for _ in range(self.repeats):
                     for name, epochs in ways.items():
                         found.setdefault(name, []).append(_measure(Path(temp) / "here", epochs, url, self))
@@ -217,7 +217,8 @@ def _count_kept(folder: Path) -> int:
 
 
 @contextmanager
-def _serve(folder: Path, options: ShardsSuite) -> Iterator[str]:
+def serve(folder: Path, options: ShardsSuite) -> Iterator[str]:
+    """Serve a folder over S3, with the delays that were asked for; the address."""
     words = [
         sys.executable,
         "-m",

@@ -159,7 +159,7 @@ class EmptyCache(L.Callback):
         return around
 
     def _release(self, trainer: L.Trainer, cause: str, when: str) -> None:
-        if self._cache is None or not self._can_afford(cause):
+        if self._cache is None or not self.can_afford(cause):
             return
         began_s, before = time.perf_counter(), self._cache.held_bytes()
         if self.collect_garbage:
@@ -177,7 +177,7 @@ class EmptyCache(L.Callback):
             for name, cost_s in ((cause, seconds_s - collected_s), ("collect_garbage", collected_s)):
                 self._costs_s[name] = self._costs_s.get(name, 0.0) + cost_s
 
-    def _can_afford(self, cause: str) -> bool:
+    def can_afford(self, cause: str) -> bool:
         """Whether a release would stay within the share of the training time; the first one shows what they cost."""
         if self._began_s is None or not self._last_s:
             return True

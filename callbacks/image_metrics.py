@@ -78,7 +78,7 @@ class ImageMetrics(L.Callback):
         self._net, self._suffix = open_extractor(extractor, weights)
         self.every_n_steps, self.count, self.batch_size = every_n_steps, count, batch_size
         self.key, self.seed = key, check_seed(seed)
-        self._real: dict[Stage, Distances] = {}
+        self.real: dict[Stage, Distances] = {}
         self._done: set[Stage] = set()  # the whole split was looked at
         self._batches = self._measured = 0
         self._last: dict[str, float] = {}
@@ -87,7 +87,7 @@ class ImageMetrics(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "predict":
             check_sampling(pl_module, "ImageMetrics")
-        self._real, self._done = {}, set()  # another run may have other data
+        self.real, self._done = {}, set()  # another run may have other data
 
     @override
     def on_train_batch_start(
@@ -107,7 +107,7 @@ class ImageMetrics(L.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if "train" in self._real:  # a resumed run may begin with the end of an epoch
+        if "train" in self.real:  # a resumed run may begin with the end of an epoch
             self._done.add("train")
             self._net.to("cpu")
 
@@ -164,7 +164,7 @@ class ImageMetrics(L.Callback):
         return dict(self._last)
 
     def _look(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, stage: Stage) -> None:  # noqa: ANN401
-        real = self._real.setdefault(stage, Distances(self.count))
+        real = self.real.setdefault(stage, Distances(self.count))
         if stage not in self._done and not real.is_full:
             self._net.to(module.device)  # until enough are seen: moving it there and back makes the host wait
             features = extract(self._net, read_images(batch, self.key), batch_size=self.batch_size)
@@ -188,7 +188,7 @@ class ImageMetrics(L.Callback):
         images = sample(module, self.count, seed=self.seed, batch_size=self.batch_size)
         with on_device(self._net, module.device):
             features = extract(self._net, images, batch_size=self.batch_size)
-        found = self._real.setdefault(stage, Distances(self.count)).measure(features)
+        found = self.real.setdefault(stage, Distances(self.count)).measure(features)
         if math.isnan(found["kid"]):
             log.warning("ImageMetrics: generated images are not finite, or there are too few real ones to compare with")
         return {f"{stage}/{name}{self._suffix}": value for name, value in found.items()}

@@ -120,23 +120,23 @@ class MemoryMonitor(L.Callback):
             self._adviser.look(pl_module, outputs)
         if self._steps % self.every_n_steps == 0:
             _log(trainer, self._sample())
-            self._measured.gauge.reset_peak()
+            self.measured.gauge.reset_peak()
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        values, record = self._sample("epoch"), self._measured
+        values, record = self._sample("epoch"), self.measured
         record.end_epoch(trainer.current_epoch, values)
         _log(trainer, record.read_growth())
         for alarm in record.find_alarms(self.leak_bytes_per_epoch) if trainer.is_global_zero else ():
             log.warning("%s", alarm)
 
     def _begin_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluation_began_s = self._measured.now_s
+        self._evaluation_began_s = self.measured.now_s
         _log(trainer, self._sample())
 
     def _end_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.validating:
-            self._measured.mark("validation", self._evaluation_began_s)
+            self.measured.mark("validation", self._evaluation_began_s)
         _log(trainer, self._sample())
 
     def _see_batch(
@@ -203,14 +203,15 @@ class MemoryMonitor(L.Callback):
         return _prefix({**self._peaks, "ooms": self._ooms, **growth}) if self._peaks else {}
 
     @property
-    def _measured(self) -> MemoryRecord:
+    def measured(self) -> MemoryRecord:
+        """What was measured since the setup."""
         if self._record is None:
             raise RuntimeError("MemoryMonitor measures from its setup on, which a Trainer calls")
         return self._record
 
     def _sample(self, moment: Literal["step", "epoch", "event"] = "step") -> dict[str, float]:
         size = self._seen[-1].samples if self._seen and self._size is None else self._size
-        values = self._measured.sample(math.nan if size is None else size, moment)
+        values = self.measured.sample(math.nan if size is None else size, moment)
         self._raise_peaks({peak: int(values[name]) for name, peak in _PEAKS.items() if name in values})
         return values
 
@@ -219,10 +220,10 @@ class MemoryMonitor(L.Callback):
 
     def _note_oom(self, trainer: L.Trainer, error: BaseException | None) -> None:
         self._ooms += 1
-        self._measured.mark("oom")
+        self.measured.mark("oom")
         path = None
         if trainer.is_global_zero:
-            reading = self._measured.gauge.read()
+            reading = self.measured.gauge.read()
             path = self._post_mortems.write(self._folder, trainer, error, reading, self._seen)
         if error is not None:
             note_error(error, f"number {self._ooms} of this run" + (f": {path} says what held it" if path else ""))
@@ -232,7 +233,7 @@ class MemoryMonitor(L.Callback):
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._measured.draw(self._folder / "memory.png")
+            self.measured.draw(self._folder / "memory.png")
         except Exception as problem:
             log.warning("no memory.png could be written: %s: %s", type(problem).__name__, problem)
 

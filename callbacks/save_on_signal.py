@@ -143,11 +143,11 @@ class SaveOnSignal(L.Callback):
     def _stop_if_agreed(self, trainer: L.Trainer) -> None:
         self._agreed = self._agreed or self._received
         if trainer.world_size > 1:
-            self._agreed = self._ask_ranks(trainer)
+            self._agreed = self.ask_ranks(trainer)
         if self._agreed:
             set_stop(trainer, True)
 
-    def _ask_ranks(self, trainer: L.Trainer) -> int:
+    def ask_ranks(self, trainer: L.Trainer) -> int:
         """The signal that any rank got: before this step, or on GPUs before the last one."""
         device = trainer.strategy.root_device
         if device.type != "cuda":

@@ -8,7 +8,7 @@ Around = Callable[..., Any]
 """Called as ``around(call, *args, **kwargs)``, where `call` is what it wraps."""
 
 
-class _Wrapped:
+class Wrapped:
     """Stands on an object in place of a method: the last wrapper outermost."""
 
     def __init__(self, method: Callable[..., Any], *, own: bool) -> None:
@@ -18,7 +18,7 @@ class _Wrapped:
         self.arounds: list[Around] = []
         self.call = method
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, D102 - any method
         return self.call(*args, **kwargs)
 
     def compose(self) -> None:
@@ -40,8 +40,8 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
         A function that takes the wrapper off.
     """
     wrapped = vars(owner).get(name)
-    if not isinstance(wrapped, _Wrapped):
-        wrapped = _Wrapped(getattr(owner, name), own=name in vars(owner))
+    if not isinstance(wrapped, Wrapped):
+        wrapped = Wrapped(getattr(owner, name), own=name in vars(owner))
         setattr(owner, name, wrapped)
     wrapped.arounds.append(around)
     wrapped.compose()

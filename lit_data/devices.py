@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _LEAST_REUSED: Final = 2**20
 _LEAST_THREADED: Final = 2**20
 _MOST_FREE: Final = 4
-_free: list[memoryview] = []
-_returned: "deque[memoryview]" = deque()  # appended to by finalizers, in the midst of anything
+free_memory: list[memoryview] = []
+returned_memory: "deque[memoryview]" = deque()  # appended to by finalizers, in the midst of anything
 _lock = threading.Lock()
 
 
@@ -49,13 +49,13 @@ def reused(shape: "Sequence[int]") -> "torch.Tensor":
     if nbytes < _LEAST_REUSED:
         return torch.empty(tuple(shape))
     with _lock:
-        while _returned:
-            _free.append(_returned.popleft())
-        del _free[:-_MOST_FREE]
-        fitting = [place for place, free in enumerate(_free) if nbytes <= len(free) <= 2 * nbytes]
-        memory = _free.pop(fitting[0]) if fitting else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+        while returned_memory:
+            free_memory.append(returned_memory.popleft())
+        del free_memory[:-_MOST_FREE]
+        fitting = [place for place, free in enumerate(free_memory) if nbytes <= len(free) <= 2 * nbytes]
+        memory = free_memory.pop(fitting[0]) if fitting else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
     root = np.frombuffer(memory, np.float32, nbytes // 4)
-    weakref.finalize(root, _returned.append, memory).atexit = False
+    weakref.finalize(root, returned_memory.append, memory).atexit = False
     return torch.from_numpy(root.reshape(shape))
 
 

@@ -20,9 +20,10 @@ from typing_extensions import override
 
 from lit_data.batch_form import batch_tensors, count_samples
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.datasets.bank_dataset import read_rows
 from lit_data.io.images.writing import write_image
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import COUNT_SUFFIX, RowWriter, Stage
+from lit_data.types import RowWriter, Stage
 
 QUIET: Final[Mapping[str, Any]] = {
     "accelerator": "cpu",
@@ -55,11 +56,11 @@ def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples
     numbers = np.unique(np.linspace(0, len(dataset) - 1, samples).astype(np.int64))
     copied: RowWriter = pickle.loads(pickle.dumps(dataset))
     for epoch in epochs:
-        together = _write(dataset, numbers, epoch)
+        together = read_rows(dataset, numbers, epoch)
         for place, number in enumerate(numbers.tolist()):
             about = f"sample {number} of epoch {epoch}"
-            alone = _write(dataset, np.array([number]), epoch)
-            other = _write(copied, np.array([number]), epoch)
+            alone = read_rows(dataset, np.array([number]), epoch)
+            other = read_rows(copied, np.array([number]), epoch)
             for key in together:
                 expected = together[key][place]
                 assert np.array_equal(expected, alone[key][0], equal_nan=_is_float(expected)), (
@@ -173,17 +174,6 @@ def _run_rank(rank: int, function: Callable[..., Any], world_size: int, folder: 
         (Path(folder) / str(rank)).write_bytes(pickle.dumps(function(rank, *args)))
     finally:
         dist.destroy_process_group()
-
-
-def _write(dataset: RowWriter, numbers: np.ndarray[Any, Any], epoch: int) -> Rows:
-    rows: Rows = {}
-    for key, spec in dataset.fields.items():
-        items = () if spec.max_items is None else (spec.max_items,)
-        rows[key] = np.zeros((len(numbers), *items, *spec.shape), spec.dtype)
-        if spec.max_items is not None:
-            rows[key + COUNT_SUFFIX] = np.zeros(len(numbers), np.int64)
-    dataset.write_into(rows, numbers, epoch)
-    return rows
 
 
 def _finish(datamodule: BaseDataModule, stage: Stage) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Shape legend, used by every docstring:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,8 +46,22 @@ class FieldSpec:
     row_column: bool = False
 
 
+PathText = str | PathLike[str]
+"""A path, or text that is one or an address."""
+
 COUNT_SUFFIX: Final = "_count"
 """A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
+
+
+def row_shapes(fields: "Mapping[str, FieldSpec]") -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and dtype of what `RowWriter.write_into` fills for a sample: its fields, and the counts of ragged ones."""
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    for name, field in fields.items():
+        items = () if field.max_items is None else (field.max_items,)
+        found[name] = (*items, *field.shape), np.dtype(field.dtype)
+        if items:
+            found[name + COUNT_SUFFIX] = (), np.dtype(np.int64)
+    return found
 
 
 class LookAhead(Protocol):

@@ -13,8 +13,8 @@ SHAPE = (3, 512, 512)
 
 @pytest.fixture(autouse=True)
 def nothing_is_free() -> None:
-    devices._free.clear()
-    devices._returned.clear()
+    devices.free_memory.clear()
+    devices.returned_memory.clear()
 
 
 def test_memory_serves_again_when_the_last_reference_is_gone() -> None:
@@ -42,7 +42,7 @@ def test_few_pieces_are_kept() -> None:
     held = [reused(SHAPE) for _ in range(9)]
     held.clear()
     last = reused(SHAPE)
-    assert len(devices._free) == 3
+    assert len(devices.free_memory) == 3
     assert last.shape == SHAPE
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(rank_watch, "_GRACE_S", 0.5)
+    monkeypatch.setattr(rank_watch, "GRACE_S", 0.5)
     yield
     assert not [thread for thread in threading.enumerate() if thread.name == "rank-watch"]
 
@@ -87,7 +87,7 @@ HANGS = f"""
 import subprocess, sys, threading
 from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
 from lit_data.commands import job as rank_watch
-rank_watch._GRACE_S = 0.1
+rank_watch.GRACE_S = 0.1
 with rank_watch.watching_ranks():
     ranks = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in ({LINGER!r}, "raise SystemExit(4)")]
     print(ranks[0].pid, flush=True)

@@ -110,7 +110,7 @@ class SizeSearch:
             Whether the size changed.
         """
         pieces = -(-batch // self.size)
-        top = self._top(batch, memory_bytes)
+        top = self.largest_within(batch, memory_bytes)
         if pieces == 1 or top <= self.size:
             return False
         fewer = min(pieces - 1, -(-batch // self._aim(top)))
@@ -121,7 +121,7 @@ class SizeSearch:
 
     def enlarge(self, memory_bytes: float) -> bool:
         """Try a larger batch, where any size is possible; otherwise like `grow`."""
-        top = self._top(2 * self.size, memory_bytes)
+        top = self.largest_within(2 * self.size, memory_bytes)
         if top <= self.size * (1 + _UNUSED) and not (self.size < top == self.max_size):
             return False
         self.change(self._aim(top))
@@ -129,7 +129,7 @@ class SizeSearch:
 
     def recede(self, size: int, memory_bytes: float) -> None:
         """Use less than a size because memory is scarce, which may pass: what is predicted to do, at least half."""
-        top = self._top(size, memory_bytes)
+        top = self.largest_within(size, memory_bytes)
         self.change(max(self.min_size, -(-size // 2), top if top < size else 0))
 
     def to_plain(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class SizeSearch:
                 raise ValueError(f"{name} of a search of batch sizes is {values[name]!r}")
         return cls(**{**values, "peaks": peaks, "rates": rates})
 
-    def _top(self, batch: int, memory_bytes: float) -> int:
+    def largest_within(self, batch: int, memory_bytes: float) -> int:
         """Largest size that neither failed, nor was slow, nor is predicted to need too much."""
         tops = [batch, self.max_size or batch]
         tops += [size - 1 for size in (self.fails, self.slow) if size is not None]

@@ -17,7 +17,7 @@ import torch
 log = logging.getLogger(__name__)
 
 
-_PROC: Final = Path("/proc")
+PROC: Final = Path("/proc")
 _SLOW_S: Final = 0.02
 _COST_SHARE: Final = 0.0025
 _MOST_ENDS: Final = 20
@@ -151,7 +151,7 @@ def _slopes(ends: Iterable[_End]) -> list[float]:
 def _read_rollup(pid: int) -> tuple[int, int] | None:
     """PSS and shared memory of a process in bytes."""
     try:
-        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]  # the first names the address range
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]  # the first names the address range
     except OSError:
         return None
     kib = {name: int(words.split()[0]) for name, _, words in (line.partition(":") for line in lines) if words.strip()}

@@ -23,7 +23,7 @@ from lit_data.loading.machine import available_memory_bytes
 log = logging.getLogger(__name__)
 
 
-_MOST_NODES: Final = 100_000
+MOST_NODES: Final = 100_000
 _Storage = tuple[torch.device, int]
 _Named = tuple[Any, str, str]
 """A tensor, or nothing; the kind and the name of its owner."""
@@ -95,7 +95,7 @@ def _name_saved(roots: Sequence[Tensor]) -> Iterator[_Named]:
         with suppress(Exception):
             nodes.append(tensor.grad_fn)
     seen: set[Any] = set()
-    while nodes and len(seen) < _MOST_NODES:
+    while nodes and len(seen) < MOST_NODES:
         node = nodes.pop()
         if node is None or node in seen:
             continue
@@ -119,7 +119,7 @@ def _hold(tensor: Any, kind: str, owner: str) -> tuple[_Storage, HeldTensor] | N
     return None
 
 
-_ROWS: Final = 25
+ROWS: Final = 25
 _MOST: Final = 5
 _MOST_SHAPES: Final = 8
 _NOTE: Final = "MemoryMonitor: out of memory"
@@ -284,7 +284,7 @@ def _describe_tensors(tensors: Sequence[HeldTensor]) -> str:
         kinds[f"{found.device}  {found.kind}"].append(found.nbytes)
         alike[f"{what:<44}  {found.owner}"].append(found.nbytes)
     rows = _list_largest(alike)
-    return "\n".join([*_list_largest(kinds), "", f"the largest of {len(tensors)}, alike ones together:", *rows[:_ROWS]])
+    return "\n".join([*_list_largest(kinds), "", f"the largest of {len(tensors)}, alike ones together:", *rows[:ROWS]])
 
 
 def _list_largest(sizes: Mapping[str, Sequence[int]]) -> list[str]:

@@ -74,7 +74,7 @@ class ColourJitter(Augmentation):
             raise ConfigError(f"images have {layers.images.shape[1]} channels: colours need the three of RGB")
         turn, saturation, value = (2 * draws[_KEY] - 1)[..., None, None].unbind(dim=1)
         factors = 6 * self.hue * turn, 1 + self.saturation * saturation, 1 + self.value * value
-        change = _change_planes if runs_on_cpu(layers.images) else change_colours
+        change = change_planes if runs_on_cpu(layers.images) else change_colours
         return Layers(change(layers.images, *factors), layers.masks, layers.boxes)
 
 
@@ -111,7 +111,7 @@ def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tens
     return torch.stack((red, green, blue), dim=1).clamp_(0, 1)
 
 
-def _change_planes(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+def change_planes(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     """The same on a CPU through OpenCV's HSV, whose hues are degrees: two thirds of the time."""
     import cv2
 

@@ -69,7 +69,7 @@ class MixUp(Augmentation):
         if self.is_off:
             return {}
         draws = uniform(seed, Stream.MIXUP, index, epoch, 3)
-        share = np.where(draws[:, 0] < self.probability, _invert_beta(draws[:, 1], self.alpha), 1.0)
+        share = np.where(draws[:, 0] < self.probability, invert_beta(draws[:, 1], self.alpha), 1.0)
         return {_KEY: torch.from_numpy(np.stack((share, draws[:, 2]), axis=1).astype(np.float32))}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
@@ -96,7 +96,7 @@ def _join_boxes(boxes: Tensor, own: Tensor, partner: Tensor) -> Tensor:
     return torch.cat((sample[:, None].to(boxes.dtype), boxes[box, 1:]), dim=1)
 
 
-def _invert_beta(draws: NDArray[np.float32], alpha: float) -> NDArray[np.float64]:
+def invert_beta(draws: NDArray[np.float32], alpha: float) -> NDArray[np.float64]:
     """Numbers of Beta(alpha, alpha) from uniform ones."""
     logits, reached = _tabulate_beta(alpha)
     numbers: NDArray[np.float64] = (1 + np.tanh(np.interp(draws, reached, logits) / 2)) / 2

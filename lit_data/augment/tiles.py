@@ -10,7 +10,7 @@ from lit_data.mosaic import FILL, Ints, MosaicPlan
 
 _AXIS: Final = 6
 _COLUMNS: Final = 2 * _AXIS + 1
-_PASS_PX: Final = (1 << 18, 1 << 24)
+PASS_PX: Final = (1 << 18, 1 << 24)
 """Pixels that are drawn together on a CPU, so that what is made of them stays in its cache, and on a GPU, where that
 takes 40 bytes for each."""
 
@@ -57,7 +57,7 @@ def draw_tiles(images: Tensor, tiles: Tensor) -> Tensor:
     # Row c holds channel c of the first image, and behind it all that follows: one index serves all channels.
     planes = images.flatten().unfold(0, ((batch - 1) * channels + 1) * height * width, height * width)
     drawn = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-    samples = max(1, _PASS_PX[images.is_cuda] // (height * width))
+    samples = max(1, PASS_PX[images.is_cuda] // (height * width))
     for some, theirs in zip(torch.split(drawn, samples), torch.split(tiles, samples), strict=True):
         _draw_some(some, planes, theirs)
     return drawn

@@ -157,7 +157,7 @@ class Warp:
 
     def take(self, planes: Tensor, *, nearest: bool = False) -> Tensor:
         """The pixels: from [B, C, H, W] those of [B, C, h, w], see `sample`."""
-        if self.tilted or not runs_on_cpu(planes) or planes.dtype not in _OPENCV_TYPES or not _opencv_is_exact():
+        if self.tilted or not runs_on_cpu(planes) or planes.dtype not in _OPENCV_TYPES or not opencv_is_exact():
             return sample(planes, self._grid, self.padding, nearest=nearest)
         return self._take_planes(planes, nearest=nearest)
 
@@ -173,15 +173,16 @@ class Warp:
 
         def warp(number: int) -> None:
             for plane, row in zip(sources[number], targets[number], strict=True):
-                _warp(plane, matrices[number], row, self.padding, nearest=nearest)
+                warp_plane(plane, matrices[number], row, self.padding, nearest=nearest)
 
         change_each(warp, planes)
         return taken
 
 
-def _warp(
+def warp_plane(
     plane: NDArray[Any], matrix: NDArray[np.float64], out: NDArray[Any], padding: Padding, *, nearest: bool
 ) -> None:
+    """Warp a plane, [H, W], into another by OpenCV."""
     import cv2
 
     edges = {"reflect": cv2.BORDER_REFLECT_101, "zeros": cv2.BORDER_CONSTANT, "border": cv2.BORDER_REPLICATE}
@@ -190,10 +191,10 @@ def _warp(
 
 
 @cache
-def _opencv_is_exact() -> bool:
+def opencv_is_exact() -> bool:
     """Whether this OpenCV interpolates in floating point: releases before 5 knew 32 steps between two pixels."""
     ramp, found = np.tile(np.arange(32, dtype=np.float32), (8, 1)), np.empty((8, 16), np.float32)
-    _warp(ramp, np.array([[1, 0, 1 / 128], [0, 1, 0]]), found, "border", nearest=False)
+    warp_plane(ramp, np.array([[1, 0, 1 / 128], [0, 1, 0]]), found, "border", nearest=False)
     return bool(np.abs(found - ramp[:, :16] - 1 / 128).max() < 1e-4)
 
 

@@ -24,7 +24,7 @@ from lit_data.errors import WorkerDiedError
 
 _OBSERVER: Final = "child-process-observer"
 _POLL_S: Final = 0.2
-_GRACE_S: Final = 5.0  # for the first rank to say itself what is wrong, and for the others to end
+GRACE_S: Final = 5.0  # for the first rank to say itself what is wrong, and for the others to end
 _TOLD_S: Final = 60.0  # for the first rank to save, where another was told to stop
 _ELSEWHERE: Final = ": its own message says why, if it had time for one"
 _TOLD: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -48,7 +48,7 @@ class RankWatch(threading.Thread):
             self._take_over()
             failed = self._find_failed()
             told = failed is not None and failed[1] in _TOLD
-            if failed and not self._done.wait(_TOLD_S if told else _GRACE_S):
+            if failed and not self._done.wait(_TOLD_S if told else GRACE_S):
                 self.end_others(wait_s=0)
                 print(f"lit_data: {_describe(*failed)}", file=sys.stderr, flush=True)
                 os._exit(WorkerDiedError.exit_code)  # the main thread hangs in a collective
@@ -108,11 +108,11 @@ def watching_ranks() -> Iterator[None]:
         if not _is_lost_connection(error):
             raise
         watch.stop()
-        dead = watch.describe_dead(wait_s=_GRACE_S)
+        dead = watch.describe_dead(wait_s=GRACE_S)
         raise WorkerDiedError(dead or f"the connection to another rank broke{_ELSEWHERE}") from error
     finally:
         watch.stop()
-        watch.end_others(wait_s=_GRACE_S)
+        watch.end_others(wait_s=GRACE_S)
 
 
 def _is_lost_connection(error: Exception) -> bool:

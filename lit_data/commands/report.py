@@ -134,7 +134,7 @@ Writes one HTML page of what is in the folders, without asking the network for a
 _WIDTH_PX: Final = 1200
 _WIDTH_OF_MANY_PX: Final = 640
 _MANY: Final = 8
-_MOST_PICTURED: Final = 20
+MOST_PICTURED: Final = 20
 
 
 def main(words: Sequence[str]) -> None:
@@ -224,7 +224,7 @@ def _picture(runs: Sequence[Run], metrics: Sequence[str], width_px: int) -> tupl
     """The runs with their pictures, of very many runs only the best, and a sentence that says so."""
     places = list(range(len(runs)))
     ranked = rank(runs, metrics[0]) if metrics else []
-    chosen = [*ranked, *(place for place in places if place not in ranked)][:_MOST_PICTURED]
+    chosen = [*ranked, *(place for place in places if place not in ranked)][:MOST_PICTURED]
     shown = [add_pictures(run, width_px) if place in chosen else run for place, run in enumerate(runs)]
     left_out = len(runs) - len(chosen)
     note = f"{left_out} runs are shown without their pictures, which would make this page too large."

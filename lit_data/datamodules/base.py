@@ -253,7 +253,9 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
 
     def _load(self, rows: RowWriter, stage: Stage) -> MicroBatchLoader:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return MicroBatchLoader(rows, self.loader, shuffle=stage == "train", rank=rank, world_size=world_size)
+        overfit = getattr(self.trainer, "overfit_batches", 0)  # the same samples in each epoch
+        shuffle = stage == "train" and not overfit
+        return MicroBatchLoader(rows, self.loader, shuffle=shuffle, rank=rank, world_size=world_size)
 
     @contextmanager
     def predicting(self, samples: Sequence[int], batch_size: int | None = None) -> Iterator[None]:
@@ -270,6 +272,15 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             yield
         finally:
             self.loader, self._wanted = before
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch of each rank; Lightning's ``Tuner`` sets it, for the loaders that are made from then on."""
+        return self.loader.count_batch(self.trainer.world_size if self.trainer else 1)
+
+    @batch_size.setter
+    def batch_size(self, samples: int) -> None:
+        self.loader = replace(self.loader, batch_size=samples, global_batch_size=None)
 
     def transform(self, batch: Batch, stage: Stage) -> Batch:
         """Plan and finish a batch where it is, for use without a Trainer."""

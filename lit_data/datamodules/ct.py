@@ -22,7 +22,7 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.io.volumes.hounsfield import Window, read_window
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
-from lit_data.types import COUNT_SUFFIX, Batch, PlannedBatch, Stage
+from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
 
 POINT_KEYS: Final = ("coords", "feats", "label", "coords_count", "occupied_total")
 WINDOW_KEYS: Final = ("image", "occupied", "sdf", "mask", "position")
@@ -152,7 +152,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
 
     def __init__(
         self,
-        root: str | None = None,
+        root: PathText | None = None,
         *,
         splits: Splits = "auto",
         split_seed: int = 0,
@@ -172,7 +172,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
         processes: int | Literal["auto"] = "auto",
         nan_fill: float | None = None,
         on_bad: OnBad = "error",
-        cache_dir: str | None = None,
+        cache_dir: PathText | None = None,
         cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,

@@ -35,7 +35,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
-from lit_data.types import COUNT_SUFFIX, Batch, PlannedBatch, Stage
+from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +87,11 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     def __init__(
         self,
-        root: str | None = None,
+        root: PathText | None = None,
         *,
         label_format: LabelFormat = "auto",
         classes: Sequence[str] | None = None,
-        annotations: str | None = None,
+        annotations: PathText | None = None,
         difficult: bool = True,
         splits: Splits = "auto",
         split_seed: int = 0,
@@ -100,7 +100,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         mosaic_on: MosaicPlace = "worker",
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
-        cache_dir: str | None = None,
+        cache_dir: PathText | None = None,
         cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,

@@ -26,7 +26,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import FitPadding
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
-from lit_data.types import Batch, PlannedBatch, Stage
+from lit_data.types import Batch, PathText, PlannedBatch, Stage
 
 
 class GANDataModule(BaseDataModule[GANDataset]):
@@ -71,7 +71,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     def __init__(
         self,
-        root: str | None = None,
+        root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
         splits: Splits = "auto",
@@ -89,7 +89,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
         cache: str = "store",
-        cache_dir: str | None = None,
+        cache_dir: PathText | None = None,
         cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,

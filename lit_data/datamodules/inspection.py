@@ -32,7 +32,7 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Array, Batch, PlannedBatch, Stage
+from lit_data.types import Array, Batch, PathText, PlannedBatch, Stage
 
 
 class InspectionDataModule(BaseDataModule[InspectionDataset]):
@@ -82,10 +82,10 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
     def __init__(
         self,
-        root: str | None = None,
+        root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
-        masks: str | None = None,
+        masks: PathText | None = None,
         mask_read: MaskOptions | None = None,
         classes: Sequence[str] | None = None,
         splits: Splits = "auto",
@@ -99,7 +99,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
         cache: str = "store",
-        cache_dir: str | None = None,
+        cache_dir: PathText | None = None,
         cache_bytes: int = 2**30,
         store: StoreOptions | None = None,
         samples: Mapping[str, Any] | None = None,

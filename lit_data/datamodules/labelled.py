@@ -34,7 +34,7 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.io.source import open_source, read_whole
 from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
-from lit_data.types import Batch, PlannedBatch, Stage
+from lit_data.types import Batch, PathText, PlannedBatch, Stage
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     def __init__(
         self,
-        root: str | None = None,
+        root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
         classes: Sequence[str] | None = None,
@@ -142,7 +142,7 @@ class LabelledImageDataModule(InspectionDataModule):
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
         cache: str = "store",
-        cache_dir: str | None = None,
+        cache_dir: PathText | None = None,
         cache_bytes: int = 2**30,
         samples: Mapping[str, Any] | None = None,
         remote: RemoteOptions | None = None,

@@ -29,7 +29,7 @@ Backend = Literal["auto", "cpu", "device"]
 _CPU: Final = torch.device("cpu")
 _REPEATS: Final = 3
 _MEASURED: Final = 64
-_LEAST_US: Final = 50
+LEAST_US: Final = 50
 """Of finishing a sample; what takes less is only cast, which a worker's copy of four times the bytes costs as well."""
 _CANNOT: Final = (
     "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels (layouts channels and "
@@ -139,7 +139,7 @@ class Places:
         if self.world_size > 1:
             backend: Literal["cpu", "device"] = "device" if self.device.type == "cuda" else "cpu"
             return Placement(backend, f"{self.world_size} ranks must agree, so nothing was measured")
-        cpu_us, device_us = (_measure(do, self.device) / count for do in (by_worker, on_device))
+        cpu_us, device_us = (measure(do, self.device) / count for do in (by_worker, on_device))
         beside = cpu_us / max(1, self.workers) if self.device.type == "cuda" else cpu_us
         choice = Placement(
             "cpu" if beside <= device_us else "device",
@@ -182,7 +182,7 @@ def _draw_on_device(writer: DefectWriter, rows: dict[str, Array], device: torch.
     render(images, plan.to(device), writer.values)
 
 
-def _measure(draw: Callable[[], object], device: torch.device) -> float:
+def measure(draw: Callable[[], object], device: torch.device) -> float:
     """The shortest of a few times, after one that warms up: microseconds."""
     draw()
     times_s = []
@@ -239,8 +239,8 @@ class FinishedRows:
         here, there = (partial(self.finish, batch, device) for device in (_CPU, places.device))
         if not on_cpu:
             return places.choose("batches: finished", here, there, count)
-        us = _measure(here, _CPU) / count
-        return Placement("cpu" if us > _LEAST_US else "device", f"a sample takes {us:.3g} us", cpu_us=us)
+        us = measure(here, _CPU) / count
+        return Placement("cpu" if us > LEAST_US else "device", f"a sample takes {us:.3g} us", cpu_us=us)
 
     def _read(self, indices: NDArray[np.int64], epoch: int) -> Batch:
         return {key: torch.from_numpy(rows) for key, rows in read_rows(self.dataset, indices, epoch).items()}

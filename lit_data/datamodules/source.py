@@ -59,13 +59,17 @@ class Source(ABC):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Made of the arguments of a datamodule with the names of the fields; `None` takes the default of a field."""
+        """Made of the arguments of a datamodule with the names of the fields; `None` takes the default of a field.
+
+        A path becomes text, a list a tuple.
+        """
         options = {}
         for option in fields(cls):
             has_default = option.default is not MISSING or option.default_factory is not MISSING
             value = given[option.name]
             if value is not None or not has_default:
-                options[option.name] = tuple(value) if isinstance(value, list) else value
+                value = tuple(value) if isinstance(value, list) else value
+                options[option.name] = os.fspath(value) if isinstance(value, os.PathLike) else value
         return cls(**cast(Any, options))
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Batch, PlannedBatch, Stage
+from lit_data.types import Batch, PathText, PlannedBatch, Stage
 
 
 class StripeDataModule(BaseDataModule[StripeDataset]):
@@ -78,7 +78,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
 
     def __init__(
         self,
-        root: str | None = None,
+        root: PathText | None = None,
         *,
         layout: str = "channels",
         channels: Sequence[int] = (0, 1, 2),
@@ -86,7 +86,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         patterns: Sequence[str] = ("**/*",),
         splits: Splits = "auto",
         split_seed: int = 0,
-        masks: str | None = None,
+        masks: PathText | None = None,
         mask_read: MaskOptions | None = None,
         mask_splits: Sequence[Stage] = ("test",),
         patch_px: int | tuple[int, int] = 128,
@@ -96,7 +96,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
         cache: str = "store",
-        cache_dir: str | None = None,
+        cache_dir: PathText | None = None,
         cache_bytes: int = 2**30,
         store: StoreOptions | None = None,
         samples: Mapping[str, Any] | None = None,

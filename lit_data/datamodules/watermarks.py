@@ -33,7 +33,7 @@ from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.samples.watermarks import ensure_watermark_samples
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
-from lit_data.types import Batch, PlannedBatch, Stage
+from lit_data.types import Batch, PathText, PlannedBatch, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +117,12 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
 
     def __init__(
         self,
-        root: str | None = None,
+        root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
         splits: Splits = "auto",
         split_seed: int = 0,
-        masks: str | None = None,
+        masks: PathText | None = None,
         mask_read: MaskOptions | None = None,
         mask_splits: Sequence[Stage] = SPLITS,
         patch_px: int | tuple[int, int] = 192,
@@ -133,7 +133,7 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
         cache: str = "store",
-        cache_dir: str | None = None,
+        cache_dir: PathText | None = None,
         cache_bytes: int = 2**30,
         store: StoreOptions | None = None,
         samples: Mapping[str, Any] | None = None,

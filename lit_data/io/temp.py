@@ -89,11 +89,11 @@ def _list_owned(folder: Path) -> list[tuple[Path, Owner]]:
 def _make_name() -> str:
     host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64]
     pid = os.getpid()
-    return f".build-{pid}-{_read_start(pid)}-{_identify_machine()}-{host}-{secrets.token_hex(8)}"
+    return f".build-{pid}-{read_start(pid)}-{identify_machine()}-{host}-{secrets.token_hex(8)}"
 
 
 def _is_alive(owner: Owner, path: Path) -> bool:
-    if owner.machine == _identify_machine():
+    if owner.machine == identify_machine():
         return _is_running(owner.pid, owner.start)
     try:
         newest_s = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
@@ -109,10 +109,10 @@ def _is_running(pid: int, start: str) -> bool:
         return False
     except PermissionError:
         pass  # another user's process: it exists
-    return _read_start(pid) in ("", start)
+    return read_start(pid) in ("", start)
 
 
-def _read_start(pid: int) -> str:
+def read_start(pid: int) -> str:
     """Start time of a process in clock ticks since boot; "zombie" once it is dead, "" where that cannot be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -122,7 +122,7 @@ def _read_start(pid: int) -> str:
 
 
 @cache
-def _identify_machine() -> str:
+def identify_machine() -> str:
     """Eight hex digits that two processes share exactly if they can look each other up by process id."""
     facts = [socket.gethostname()]
     with suppress(OSError):  # only Linux has them; containers may share a host name but not their process ids

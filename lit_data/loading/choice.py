@@ -166,30 +166,32 @@ def _measure(rows: RowWriter, layout: Layout, *, threads: bool) -> tuple[float, 
 
     Where one sample alone takes longer than the whole measurement may, threads are assumed to gain.
     """
-    _time(rows, [_scratch(layout, 0, 1)])  # opens files, fills caches
-    one_s = _time(rows, [_scratch(layout, len(rows) // 2, 1)])
+    time_batches(rows, [_scratch(layout, 0, 1)])  # opens files, fills caches
+    one_s = time_batches(rows, [_scratch(layout, len(rows) // 2, 1)])
     if one_s > _PROBE_S / _PROBES:
         return one_s, 2.0 if threads else None
     samples = min(len(rows), _PROBE_SAMPLES, max(1, int(_PROBE_S / _PROBES / one_s)))
     firsts = np.linspace(0, len(rows) - samples, _PROBES).astype(np.int64).tolist()
     scratch = [_scratch(layout, first, samples) for first in firsts]
-    times_s = [_time(rows, [arrays]) for arrays in scratch]
+    times_s = [time_batches(rows, [arrays]) for arrays in scratch]
     inline_s = median(times_s[1:]) / samples
-    return inline_s, _compare_threads(rows, scratch, median(times_s)) if threads else None
+    return inline_s, compare_threads(rows, scratch, median(times_s)) if threads else None
 
 
-def _compare_threads(rows: RowWriter, scratch: list[dict[str, Array]], micro_batch_s: float) -> float:
+def compare_threads(rows: RowWriter, scratch: list[dict[str, Array]], micro_batch_s: float) -> float:
+    """How many times faster two threads fill batches than one."""
     repeats = max(1, min(20, int(_PROBE_S / 8 / micro_batch_s)))
     half = len(scratch) // 2
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda part: _time(rows, part), (scratch[:1], scratch[1:2])))  # start the threads
+        list(pool.map(lambda part: time_batches(rows, part), (scratch[:1], scratch[1:2])))  # start the threads
         started_s = time.perf_counter()
-        list(pool.map(lambda part: _time(rows, part * repeats), (scratch[:half], scratch[half:])))
+        list(pool.map(lambda part: time_batches(rows, part * repeats), (scratch[:half], scratch[half:])))
         together_s = time.perf_counter() - started_s
-    return _time(rows, scratch * repeats) / together_s
+    return time_batches(rows, scratch * repeats) / together_s
 
 
-def _time(rows: RowWriter, parts: Sequence[dict[str, Array]]) -> float:
+def time_batches(rows: RowWriter, parts: Sequence[dict[str, Array]]) -> float:
+    """Seconds in which the samples of some batches are written."""
     started_s = time.perf_counter()
     for arrays in parts:
         answer = write(rows, arrays, 0, len(arrays[INDICES]), 0)

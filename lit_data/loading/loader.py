@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_map
+from torch.utils.data import SequentialSampler
 
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
@@ -78,8 +79,9 @@ class MicroBatchLoader:
         self._batch_size = self.options.count_batch(world_size)
         self.epoch = 0
         self.count_trained: Callable[[], tuple[int, int]] | None = None
-        # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch.
-        self.sampler = self if shuffle else None
+        # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch. With `overfit_batches`
+        # it asks whether the order is that of the dataset.
+        self.sampler = self if shuffle else SequentialSampler(range(self.order.length))
         self.batch_sampler = None  # Lightning reads it wherever there is a sampler
         self.device: torch.device | None = None
         self.pin_device: torch.device | None = None
@@ -142,7 +144,7 @@ class MicroBatchLoader:
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._batches()
-        return self._side_stream.ahead(batches) if self.device is not None else batches
+        return self.side_stream.ahead(batches) if self.device is not None else batches
 
     def _batches(self) -> Iterator[Any]:
         progress = self._start(self.epoch)
@@ -257,7 +259,8 @@ class MicroBatchLoader:
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
     @cached_property
-    def _side_stream(self) -> SideStream:
+    def side_stream(self) -> SideStream:
+        """Copies ahead to the device."""
         assert self.device is not None
         return SideStream(self.device)
 

@@ -14,7 +14,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 def count_cores(ranks: int = 1) -> int:
     """Cores for each of `ranks` processes here: those of the CPU mask, no more than a container's quota, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read(_CGROUP / "cpu.max").split()
+    quota = read_limit(_CGROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
         cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
     return max(1, cores // ranks)
@@ -23,9 +23,9 @@ def count_cores(ranks: int = 1) -> int:
 def available_memory_bytes() -> int:
     """Memory that can be taken without swapping or reaching a container's limit."""
     free = int(psutil.virtual_memory().available)
-    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
+    limit, used = read_limit(_CGROUP / "memory.max"), read_limit(_CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
-        cached = [line.split() for line in _read(_CGROUP / "memory.stat").splitlines()]
+        cached = [line.split() for line in read_limit(_CGROUP / "memory.stat").splitlines()]
         reclaimable = sum(int(value) for name, value in cached if name in ("active_file", "inactive_file"))
         free = min(free, int(limit) - int(used) + reclaimable)
     return free
@@ -54,7 +54,8 @@ def count_local_ranks(world_size: int) -> int:
     return world_size
 
 
-def _read(path: Path) -> str:
+def read_limit(path: Path) -> str:
+    """What a file of the control group says; nothing where there is none."""
     try:
         return path.read_text().strip()
     except OSError:

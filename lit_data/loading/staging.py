@@ -16,7 +16,7 @@ import torch
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.store.shared_arrays import Handle, SharedMemory
 from lit_data.loading.machine import available_memory_bytes
-from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec
+from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shapes
 
 INDICES: Final = "\0indices"
 """Name of the row of sample numbers that stands before the fields and tells a worker what to write."""
@@ -33,12 +33,7 @@ class Layout:
 
     def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
         self.fields = dict(fields)
-        self._parts: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {INDICES: ((), np.dtype(np.int64))}
-        for name, field in fields.items():
-            items = () if field.max_items is None else (field.max_items,)
-            self._parts[name] = ((*items, *field.shape), np.dtype(field.dtype))
-            if items:
-                self._parts[name + COUNT_SUFFIX] = ((), np.dtype(np.int64))
+        self._parts = {INDICES: ((), np.dtype(np.int64)), **row_shapes(fields)}
 
     def count_bytes(self, samples: int) -> int:
         """Bytes that so many samples need."""

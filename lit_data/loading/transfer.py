@@ -56,13 +56,13 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(self, batch: Mapping[str, Tensor]) -> StagedBatch:
         """Begin to copy a batch whose tensors are page-locked."""
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             copies = {name: Copy(host, host.to(self.device, non_blocking=True)) for name, host in batch.items()}
-            return StagedBatch(batch, copies, self._stream.record_event())
+            return StagedBatch(batch, copies, self.stream.record_event())
 
     def ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same batches, each copied while the one before it is in use; what is no dict of tensors is left alone."""

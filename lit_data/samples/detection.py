@@ -71,7 +71,7 @@ def render_scene(seed: int, number: int, size_px: tuple[int, int], *, empty: boo
         ):
             continue
         owner[mask], masks[place] = place, mask
-        _paint(image, thing, mask, things)
+        paint(image, thing, mask, things)
     boxes = [(drawn[place].kind, *_find_extents(mask)) for place, mask in masks.items()]
     noise = ground.normal(0, 0.012, image.shape)
     return DetectionScene(
@@ -124,7 +124,7 @@ def _find_inside(thing: _Thing, size_px: tuple[int, int]) -> Mask:
     return np.asarray((squared <= 1) & ((thing.kind != _DISTRACTOR) | (squared >= _HOLE**2)))
 
 
-def _paint(image: Floats, thing: _Thing, mask: Mask, rng: np.random.Generator) -> None:
+def paint(image: Floats, thing: _Thing, mask: Mask, rng: np.random.Generator) -> None:
     """Fill an object with its colour, brighter towards one side, and away from the ground around it."""
     rows, columns = np.nonzero(mask)
     away = np.where(image[:, mask].mean(1) < 0.5, 1.0, -1.0)

@@ -163,14 +163,15 @@ def ensure_stripe_samples(
     """
     spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
     root = Path(folder) / spec.folder_name
-    return ensure_set(root, _recipe(spec), lambda made: _write_set(made, spec, progress), what="stripe")
+    return ensure_set(root, _recipe(spec), lambda made: write_set(made, spec, progress), what="stripe")
 
 
 def _recipe(spec: StripeSampleSpec) -> Recipe:
     return {"format": FORMAT_VERSION, "made_from": asdict(spec)}
 
 
-def _write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
+def write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
+    """Write a whole set into a folder that is not there yet."""
     for name in ("train", "val", "test", "test_masks"):
         (root / name).mkdir(parents=True)
     numbers = track(range(spec.count), "making stripe samples", spec.count, enabled=progress)

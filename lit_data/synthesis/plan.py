@@ -76,7 +76,7 @@ class DefectPlan:
 
         tensors = {name: torch.as_tensor(array) for name, array in self.arrays().items()}
         if tensors["row"].device != torch.device(device):
-            tensors = _copy_packed(tensors, torch.device(device), non_blocking)
+            tensors = copy_packed(tensors, torch.device(device), non_blocking)
         return self._with_arrays(tensors)
 
     def select(self, chosen: Any) -> "DefectPlan":  # noqa: ANN401 - an array or tensor on the host
@@ -139,7 +139,7 @@ def sample_plan(spec: DefectSpec, seed: int, epoch: int, index: ArrayLike, shape
     return plan if order is None else replace(plan, **{name: array[order] for name, array in plan.arrays().items()})
 
 
-def _copy_packed(
+def copy_packed(
     tensors: "Mapping[str, torch.Tensor]", device: "torch.device", non_blocking: bool
 ) -> "dict[str, torch.Tensor]":
     """The same tensors on a device by a single copy; every number in a plan is exact in float32."""

@@ -15,11 +15,11 @@ from lit_data.synthesis.plan import DefectPlan, Group
 from lit_data.synthesis.values import ValueRange
 from lit_data.synthesis.windows import Surroundings, Windows
 
-_WORTH_PX: Final = 2**15
+WORTH_PX: Final = 2**15
 """Pixels that are computed in the time that a group takes beyond its pixels, on a CPU."""
 _STANDS_OUT: Final = 3.0
 """Change that stands out from noise, in standard deviations of it."""
-_CACHED_PX: Final = 2**18
+CACHED_PX: Final = 2**18
 """More pixels at once do not stay in the caches of a CPU, and take twice the time each."""
 
 
@@ -53,8 +53,9 @@ def find_touches(canvas: Canvas, plan: DefectPlan, *, judged: slice = slice(0, 1
     surroundings = Surroundings(canvas, plan.row, plan.y, plan.x)
     strengths = _find_strengths(surroundings, plan)
     on_cpu = canvas.device.type == "cpu"
-    groups = _merge(plan.groups, most_px=_WORTH_PX if on_cpu else sys.maxsize)
-    parts = [_touch(surroundings, strengths, plan, group, judged) for group in (_split(groups) if on_cpu else groups)]
+    groups = merge_windows(plan.groups, most_px=WORTH_PX if on_cpu else sys.maxsize)
+    groups = list(split_windows(groups)) if on_cpu else groups
+    parts = [_touch(surroundings, strengths, plan, group, judged) for group in groups]
     return Touches(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -105,7 +106,7 @@ def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) ->
     return shows & (pixels.spread_out(change) >= _STANDS_OUT * pixels.of_each(pixels.windows.noise)[:, None])
 
 
-def _merge(groups: Sequence[Group], most_px: int) -> list[Group]:
+def merge_windows(groups: Sequence[Group], most_px: int) -> list[Group]:
     """Groups of square windows of one family made one where it needs at most `most_px` pixels more.
 
     A device would always rather compute more than be told more often.
@@ -123,10 +124,10 @@ def _merge(groups: Sequence[Group], most_px: int) -> list[Group]:
     return merged
 
 
-def _split(groups: Sequence[Group]) -> Iterator[Group]:
-    """The same in groups of at most `_CACHED_PX` pixels, or one window."""
+def split_windows(groups: Sequence[Group]) -> Iterator[Group]:
+    """The same in groups of at most `CACHED_PX` pixels, or one window."""
     for group in groups:
-        step = max(1, _CACHED_PX // (group.height_px * group.width_px))
+        step = max(1, CACHED_PX // (group.height_px * group.width_px))
         for start in range(group.start, group.stop, step):
             yield group._replace(start=start, stop=min(start + step, group.stop))
 

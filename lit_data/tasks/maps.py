@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 _NAME: Final = 24  # characters of a file's name
-_SHOWN: Final = 6
+SHOWN: Final = 6
 COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 
 
@@ -264,7 +264,7 @@ class MapWriter(ImageWriter):
     def _draw(self, entries: Sequence[Entry]) -> None:
         numbers = {name: number for number, name in enumerate(self.images.names)}
         small = [e for e in entries if self.images.count_px(numbers[e.image]) <= self.options.large_px]
-        shown = sorted(small, key=lambda entry: -entry.score)[:_SHOWN]
+        shown = sorted(small, key=lambda entry: -entry.score)[:SHOWN]
         if shown:
             images = [
                 (e.image, self.images.bank[numbers[e.image]][0], read_image(self._map_of(e.image))[0] / 65535, e.rows)

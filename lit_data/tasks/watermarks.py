@@ -193,7 +193,7 @@ def _masks_of(batch: Batch) -> Tensor:
 
 
 COLUMNS: Final = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
-_SHOWN: Final = 5
+SHOWN: Final = 5
 _TINT: Final = np.array([255, 59, 48], np.float32)
 _OPACITY: Final = 0.6  # of the tint where the model is sure
 _GROW_PX: Final = 2  # to each side: the soft edge of a letter belongs to it
@@ -254,7 +254,7 @@ class MarkWriter(ImageWriter):
         write_table(path, COLUMNS, rows)
         log.info("marks: %s", path)
         small = [e for e in entries if e.rows[0]["height_px"] * e.rows[0]["width_px"] <= self.options.large_px]
-        self._draw(sorted(small, key=lambda entry: -entry.score)[:_SHOWN])
+        self._draw(sorted(small, key=lambda entry: -entry.score)[:SHOWN])
         shares = [row["marked_share"] for row in rows]
         return {
             "predict/images": len(entries),

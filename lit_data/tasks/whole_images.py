@@ -12,7 +12,7 @@ from lit_data.inference.sources import ImagePixels
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import StoredImages
 
-_SLAB_PX: Final = 2**22
+SLAB_PX: Final = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,5 +115,5 @@ class ProbabilityMap:
 
 def slabs(shape: tuple[int, int]) -> Iterator[slice]:
     """The rows of an image in parts of bounded size; most images are one part."""
-    step = max(1, _SLAB_PX // shape[1])
+    step = max(1, SLAB_PX // shape[1])
     return (slice(top, min(top + step, shape[0])) for top in range(0, shape[0], step))

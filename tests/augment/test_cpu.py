@@ -13,7 +13,7 @@ from torch import nn
 from lit_data.augment import Augmentation, Compiled, Geometry, Pipeline, StripeAugment, warping
 from lit_data.augment.augmentation import Layers
 from lit_data.augment.builders import detection_augment, segmentation_augment, stripe_augment
-from lit_data.augment.colour import _change_planes, change_colours
+from lit_data.augment.colour import change_colours, change_planes
 from lit_data.augment.warping import Padding
 from lit_data.devices import change_each
 from lit_data.types import Array
@@ -83,7 +83,7 @@ def test_colours_are_those_of_the_way_through_hsv(turn: float, saturation: float
     changed = (hues, (saturations * saturation).clamp(0, 1), (values * value).clamp(0, 1))
     wanted = hsv_to_rgb(torch.stack(changed, dim=1))
     numbers = [torch.full((6, 1, 1), number) for number in (turn, saturation, value)]
-    for change in (change_colours, _change_planes):
+    for change in (change_colours, change_planes):
         torch.testing.assert_close(change(images, *numbers), wanted, atol=1e-5, rtol=0)
 
 
@@ -93,7 +93,7 @@ def test_colours_are_those_of_the_way_through_hsv(turn: float, saturation: float
 def test_warps_are_those_of_the_device_path(
     is_exact: bool, padding: Padding, crop_px: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warping, "_opencv_is_exact", lambda: is_exact)
+    monkeypatch.setattr(warping, "opencv_is_exact", lambda: is_exact)
     geometry = Geometry(rotate_deg=180, scale=(0.3, 2), shear_deg=9, shift_px=40, padding=padding, crop_px=crop_px)
     layers = Layers(_images(64, 37), torch.randint(0, 200, (64, 1, 37, 37), generator=_generator(), dtype=torch.uint8))
     draws = geometry.draw(0, 0, range(64), 3)
@@ -107,14 +107,14 @@ def test_warps_are_those_of_the_device_path(
 
 
 def test_this_opencv_is_exact_and_one_of_32_steps_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert warping._opencv_is_exact.__wrapped__()  # else warps take three times as long
-    warp = warping._warp
+    assert warping.opencv_is_exact.__wrapped__()  # else warps take three times as long
+    warp = warping.warp_plane
 
     def round_to_steps(plane: Array, matrix: Array, *args: Any, **kwargs: Any) -> None:
         warp(plane, np.round(matrix * 32) / 32, *args, **kwargs)
 
-    monkeypatch.setattr(warping, "_warp", round_to_steps)
-    assert not warping._opencv_is_exact.__wrapped__()
+    monkeypatch.setattr(warping, "warp_plane", round_to_steps)
+    assert not warping.opencv_is_exact.__wrapped__()
 
 
 @pytest.mark.parametrize("values", [1, 2**18])

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lit_data.augment import Layers, MixUp
-from lit_data.augment.mixup import _invert_beta
+from lit_data.augment.mixup import invert_beta
 from lit_data.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ def test_partners_are_all_the_others_and_never_the_sample_itself() -> None:
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 1.0, 1.5, 32.0, 5000.0])
 def test_shares_are_distributed_as_they_should(alpha: float) -> None:
-    shares = _invert_beta((np.arange(20_000, dtype=np.float32) + 0.5) / 20_000, alpha)
+    shares = invert_beta((np.arange(20_000, dtype=np.float32) + 0.5) / 20_000, alpha)
     assert shares.min() >= 0
     assert shares.max() <= 1
     assert (np.diff(shares) >= 0).all()

@@ -91,7 +91,7 @@ def test_samples_do_not_depend_on_how_many_are_drawn_together(monkeypatch: pytes
     images, rows = _make((48, 48))
     packed = _pack(SPECS[1], images, (48, 48))
     whole = draw_tiles(torch.from_numpy(rows), packed)
-    monkeypatch.setattr(module, "_PASS_PX", (3 * 48 * 48, 0))
+    monkeypatch.setattr(module, "PASS_PX", (3 * 48 * 48, 0))
     assert torch.equal(draw_tiles(torch.from_numpy(rows), packed), whole)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import run
-from benchmarks.gpu import _answer, format_table
+from benchmarks.gpu import answer_part, format_table
 
 
 def test_the_benchmark_of_a_gpu_needs_one(
@@ -26,7 +26,7 @@ def test_what_fails_is_a_row_of_the_table() -> None:
         yield "first", 1.5, "ms"
         raise ValueError("no\nluck")
 
-    lines = [{"part": "x", **line} for line in _answer(ask, None)]  # type: ignore[arg-type]
+    lines = [{"part": "x", **line} for line in answer_part(ask, None)]  # type: ignore[arg-type]
     table = format_table(lines, {"device": "a device", "torch": "2"})
     assert "| x | first | 1.5 ms |" in table
     assert "| x | failed | ValueError: no luck |" in table

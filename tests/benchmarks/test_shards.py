@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import run as measure
-from benchmarks.shards import COLUMNS, ShardsSuite, _serve
+from benchmarks.shards import COLUMNS, ShardsSuite, serve
 
 TOY = ["suite.images=10", "suite.side_px=256", "suite.shard_bytes=100000", "suite.cache_share=0.6", "suite.repeats=1"]
 
@@ -33,7 +33,7 @@ def test_shards_are_read_beside_a_mirror(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_server_is_as_slow_as_it_should_be(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(200_000))
-    with _serve(tmp_path, ShardsSuite(latency_ms=50, megabytes_per_s=0.4)) as url:
+    with serve(tmp_path, ShardsSuite(latency_ms=50, megabytes_per_s=0.4)) as url:
         began_s = time.perf_counter()
         for _ in range(2):
             assert len(urllib.request.urlopen(f"{url}/bench/a").read()) == 200_000

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
+from lit_data.callbacks.wrapping import Wrapped
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install, out_of_memory
@@ -158,7 +159,7 @@ def test_other_errors_pass_unchanged(point: Point, error: Exception) -> None:
 def _overridden(trainer: L.Trainer) -> list[str]:
     loop = trainer.fit_loop.epoch_loop
     owners = (trainer.strategy, loop.automatic_optimization, loop.manual_optimization, trainer.precision_plugin)
-    return [name for owner in owners for name, value in vars(owner).items() if type(value).__name__ == "_Wrapped"]
+    return [name for owner in owners for name, value in vars(owner).items() if isinstance(value, Wrapped)]
 
 
 def test_what_was_wrapped_is_taken_off() -> None:

@@ -444,7 +444,6 @@ def test_optimizers_and_loops_are_left_as_they_were(plan: Plan) -> None:
         assert not optimizer._optimizer_step_post_hooks
     assert "advance" not in vars(trainer.fit_loop.epoch_loop.manual_optimization)
     assert not {"batch_to_device", "validation_step", "test_step", "predict_step"} & vars(trainer.strategy).keys()
-    assert adaptive._manual is None
 
 
 def test_other_errors_pass_through() -> None:

@@ -20,7 +20,7 @@ from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.memory_monitor import MemoryMonitor
-from lit_data.callbacks.wrapping import _Wrapped
+from lit_data.callbacks.wrapping import Wrapped
 from lit_data.testing import QUIET
 from tests.limited_memory import STAGES, FaultPlan, install
 from tests.stock_modules import STOCK
@@ -111,7 +111,7 @@ def _assert_nothing_left(ran: Ran, before: dict[str, Any]) -> None:
     loops += [trainer.validate_loop, trainer.test_loop, trainer.predict_loop, trainer._data_connector]
     owners = [trainer, trainer.strategy, trainer.profiler, *loops, *module.modules(), *trainer.optimizers]
     for owner in owners:
-        assert not [name for name, value in vars(owner).items() if isinstance(value, _Wrapped)], owner
+        assert not [name for name, value in vars(owner).items() if isinstance(value, Wrapped)], owner
     assert type(trainer.strategy.precision_plugin) is Precision
     for optimizer in trainer.optimizers:
         assert not optimizer._optimizer_step_pre_hooks

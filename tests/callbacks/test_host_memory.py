@@ -32,7 +32,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / str(pid) / "smaps_rollup").write_text(ROLLUP.format(pss=pss, shared=shared))
     children = [SimpleNamespace(pid=2), SimpleNamespace(pid=3)]
     me = SimpleNamespace(pid=1, children=lambda recursive: children)
-    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
+    monkeypatch.setattr(host_memory, "PROC", tmp_path)
     monkeypatch.setattr(psutil, "Process", lambda: me)
     return tmp_path
 

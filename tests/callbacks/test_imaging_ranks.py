@@ -28,7 +28,7 @@ def _train(folder: Path) -> None:
     trainer = L.Trainer(**settings, default_root_dir=folder, callbacks=[metrics, SampleImages(every_n_steps=2)])
     trainer.fit(Painter(), datamodule=Album())
     found: dict[str, Any] = {**metrics.summary(), **{name: float(v) for name, v in trainer.callback_metrics.items()}}
-    found["real"] = {stage: distances.samples for stage, distances in metrics._real.items()}
+    found["real"] = {stage: distances.samples for stage, distances in metrics.real.items()}
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(found))
 
 

@@ -130,13 +130,14 @@ def test_evaluation_is_measured_at_its_start_and_its_end(machine: Any, tmp_path:
     trainer = _trainer(tmp_path, monitor, logger=logger, limit_val_batches=2, limit_test_batches=2)
     trainer.fit(model)
     assert logger.steps == [3, 3]  # as the last training row; nothing from the sanity check
-    assert monitor._measured.timeline.marks["validation"].count == 1
+    assert monitor.measured.timeline.marks["validation"].count == 1
     results = trainer.test(model, verbose=False)
     trainer.predict(model, model.test_dataloader())
     assert [row["memory/pss_bytes"] for row in logger.rows] == [700] * 6
     assert not [key for key in results[0] if key.startswith("memory/")]
-    assert [batch.stage for batch in monitor._seen] == ["predict"] * 5
     assert monitor.summary()["memory/peak_pss_bytes"] == 700
+    announce(trainer, Event("oom", "it ran out"))
+    assert (tmp_path / "n/v/oom-1.txt").read_text().count("predict batch ") == 5
 
 
 def test_real_runs_of_every_kind_work_without_a_logger(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_manual_optimisation_works(tmp_path: Path) -> None:
 
     monitor = MemoryMonitor(every_n_steps=2)
     _trainer(tmp_path, monitor).fit(Manual())
-    assert len(monitor._measured.timeline) == 5  # start, two, end of the epoch, end
+    assert len(monitor.measured.timeline) == 5  # start, two, end of the epoch, end
 
 
 @pytest.mark.parametrize(("given", "where"), [(None, "."), ("there/below", "there/below")])
@@ -261,10 +262,10 @@ def test_epochs_at_which_the_workers_were_not_read_do_not_count(machine: Any) ->
     assert record.read_growth()["growth_bytes_per_epoch"] == 5
 
 
-def test_in_short_epochs_the_main_process_speaks_for_the_host() -> None:
+def test_in_short_epochs_the_main_process_speaks_for_the_host(machine: Any) -> None:
     record = memory_record.MemoryRecord(torch.device("cpu"))
+    record.sample(1, "epoch")  # all processes were read, and are not due again
     record.end_epoch(0, {"rss_bytes": 0.0, "pss_bytes": 0.0, "allocated_bytes": 0.0})
-    record._knows_pss = True  # all processes were read, and are not due again
     for epoch in range(1, 6):
         record.end_epoch(epoch, {"rss_bytes": epoch * 60.0 * MIB, "allocated_bytes": 0.0})
     assert record.read_growth()["growth_bytes_per_epoch"] == 60 * MIB
@@ -276,7 +277,7 @@ def test_in_short_epochs_the_main_process_speaks_for_the_host() -> None:
 def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
     machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(post_mortem, "_ROWS", 10_000)  # other tests may have left larger tensors
+    monkeypatch.setattr(post_mortem, "ROWS", 10_000)  # other tests may have left larger tensors
     monitor = MemoryMonitor()
     with pytest.raises(torch.OutOfMemoryError) as caught:
         _trainer(tmp_path, monitor).fit(Model(_run_out))
@@ -290,7 +291,7 @@ def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
         f"MemoryMonitor: out of memory number 1 of this run: {tmp_path / 'oom-1.txt'} says what held it"
     ]
     assert monitor.summary()["memory/ooms"] == 1
-    assert monitor._measured.timeline.marks["oom"].count == 1
+    assert monitor.measured.timeline.marks["oom"].count == 1
     assert (tmp_path / "memory.png").is_file()
 
 
@@ -321,7 +322,7 @@ def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(machine: A
         _trainer(tmp_path, monitor).fit(Model(recover))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.png", "oom-1.txt", "oom-2.txt"]
     assert monitor.summary()["memory/ooms"] == 2
-    timeline = monitor._measured.timeline
+    timeline = monitor.measured.timeline
     assert timeline.marks["oom"].count == 2
     _, _, high = timeline.read()
     sizes = high[:, SERIES.index("batch_size")].tolist()
@@ -337,7 +338,7 @@ def test_events_are_marked(machine: Any, tmp_path: Path) -> None:
 
     monitor = MemoryMonitor()
     _trainer(tmp_path, monitor, limit_train_batches=7, enable_checkpointing=True).fit(Model(tell))
-    counts = {kind: marks.count for kind, marks in monitor._measured.timeline.marks.items()}
+    counts = {kind: marks.count for kind, marks in monitor.measured.timeline.marks.items()}
     assert counts == {"oom": 7, "release": 7, "precision": 7, "checkpoint": 1, "validation": 0}
     assert len(list(tmp_path.glob("oom-*.txt"))) == 5
 
@@ -347,13 +348,15 @@ def test_it_can_be_sent_to_the_processes_of_a_spawning_strategy() -> None:
     assert monitor.every_n_steps == 7
 
 
-def test_an_event_before_the_run_is_no_error() -> None:
+def test_an_event_before_the_run_is_no_error(machine: Any, tmp_path: Path) -> None:
     trainer: Any = SimpleNamespace(callbacks=[monitor := MemoryMonitor()])
     announce(trainer, Event("batch_size", "as saved", {"size": 16.0}))
     announce(trainer, Event("release", "released"))
     monitor.on_exception(trainer, BoringModel(), RuntimeError("out of memory"))
-    assert monitor._size == 16
     assert monitor.summary() == {}
+    _trainer(tmp_path, monitor).fit(Model())
+    _, _, high = monitor.measured.timeline.read()
+    assert set(high[:, SERIES.index("batch_size")].tolist()) == {16.0}
 
 
 @pytest.mark.parametrize(

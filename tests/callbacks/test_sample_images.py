@@ -114,7 +114,7 @@ def test_it_goes_on_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_empty_cache_can_release_after_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmptyCache, "_can_afford", lambda *_: True)  # steps of nothing can afford nothing
+    monkeypatch.setattr(EmptyCache, "can_afford", lambda *_: True)  # steps of nothing can afford nothing
     cache = EmptyCache(after=["sample_images"], around_validation=False)
     _fit(tmp_path, Painter(), SampleImages(every_n_steps=2), cache)
     assert cache.summary()["cache/releases"] == 3

@@ -150,7 +150,7 @@ def test_more_memory_makes_failures_forgotten(limit_bytes: int, forgotten: bool)
 
 def _predict(search: SizeSearch, size: int) -> int:
     """The least memory that a size is believed to need: with one byte less it is not tried."""
-    return next(memory for memory in range(1, 10**5) if search._top(size, memory) == size)
+    return next(memory for memory in range(1, 10**5) if search.largest_within(size, memory) == size)
 
 
 def test_the_peak_is_a_fixed_part_and_one_that_grows() -> None:

@@ -19,7 +19,7 @@ QUICK = ["trainer.enable_progress_bar=false", "predict.tile_px=64", "predict.rea
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watermark_predict, "_SHOWN", 1)  # drawing takes longer than all else
+    monkeypatch.setattr(watermark_predict, "SHOWN", 1)  # drawing takes longer than all else
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ def test_secrets_do_not_reach_the_page(tmp_path: Path) -> None:
 def test_pictures_of_the_best_runs_only_where_there_are_very_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_data.commands.report._MOST_PICTURED", 1)
+    monkeypatch.setattr("lit_data.commands.report.MOST_PICTURED", 1)
     for number, dice in enumerate((0.1, 0.9, 0.5)):
         make_run(tmp_path / str(number), summary={**SUMMARY, "test/dice": dice}, csv=None)
     page = Page(write_report([tmp_path]))

@@ -137,7 +137,7 @@ def test_auto_leaves_to_the_main_thread_what_it_reads(tmp_path: Path) -> None:
 def test_auto_is_by_the_time_of_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_us: int, chosen: str
 ) -> None:
-    monkeypatch.setattr("lit_data.datamodules.placement._LEAST_US", least_us)
+    monkeypatch.setattr("lit_data.datamodules.placement.LEAST_US", least_us)
     data = _stripe(tmp_path, loader=_loader("auto", worker_kind="thread"))
     _train(data)
     found = data.describe_loaders()["augmentation"]

@@ -42,7 +42,7 @@ def writer() -> DefectWriter:
 def _pretend(monkeypatch: pytest.MonkeyPatch, cpu_us: float, device_us: float) -> None:
     """Let a batch of 8 take these times for each sample."""
     found = iter([8 * cpu_us, 8 * device_us])
-    monkeypatch.setattr(backend, "_measure", lambda draw, device: (draw(), next(found))[1])
+    monkeypatch.setattr(backend, "measure", lambda draw, device: (draw(), next(found))[1])
 
 
 @pytest.mark.parametrize(("cpu_us", "device_us", "chosen"), [(10, 20, "cpu"), (20, 10, "device"), (10, 10, "cpu")])

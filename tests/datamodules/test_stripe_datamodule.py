@@ -439,7 +439,7 @@ def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make, tmp_pa
     assert checked["train_patches"] > before["train_patches"]
     assert datamodule.describe() == before
     with pytest.raises(ConfigError, match="only a store can be verified"):
-        datamodule._unstored().verify_sources()
+        make(cache="none").verify_sources()
 
 
 def test_a_datamodule_without_datasets_is_none() -> None:

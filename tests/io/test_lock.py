@@ -60,7 +60,7 @@ def held(tmp_path: Path) -> Iterator[ExitStack]:
 
 
 def name_of(pid: int, start: str, machine: str = "", host: str = "far-away") -> str:
-    return f".build-{pid}-{start}-{machine or temp._identify_machine()}-{host}-0123456789abcdef"
+    return f".build-{pid}-{start}-{machine or temp.identify_machine()}-{host}-0123456789abcdef"
 
 
 def test_second_one_waits_and_says_for_whom(
@@ -175,8 +175,8 @@ def test_removed_folder_goes_in_one_step(tmp_path: Path, monkeypatch: pytest.Mon
 def test_sweep_takes_the_dead_and_leaves_the_living(tmp_path: Path) -> None:
     dead = [name_of(os.getpid(), "1"), name_of(999_999_999, "5")]
     alive = [
-        name_of(os.getpid(), temp._read_start(os.getpid())),
-        name_of(1, temp._read_start(1)),
+        name_of(os.getpid(), temp.read_start(os.getpid())),
+        name_of(1, temp.read_start(1)),
         ".build-odd",
         "other",
     ]
@@ -204,7 +204,7 @@ def test_process_of_another_user_is_alive(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    monkeypatch.setattr(temp, "_read_start", lambda _: "")
+    monkeypatch.setattr(temp, "read_start", lambda _: "")
     (tmp_path / name_of(2, "5")).mkdir()
     assert find_builder(tmp_path) is not None
 

@@ -32,8 +32,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine of 8 cores and 16 GiB, and samples of a given cost."""
 
     def set_up(sample_s: float, gain: float = 1.0) -> None:
-        monkeypatch.setattr(choice, "_time", lambda rows, parts: sample_s * sum(map(_count, parts)))
-        monkeypatch.setattr(choice, "_compare_threads", lambda rows, scratch, micro_batch_s: gain)
+        monkeypatch.setattr(choice, "time_batches", lambda rows, parts: sample_s * sum(map(_count, parts)))
+        monkeypatch.setattr(choice, "compare_threads", lambda rows, scratch, micro_batch_s: gain)
         monkeypatch.setattr(choice, "count_cores", lambda ranks=1: max(1, 8 // ranks))
         monkeypatch.setattr(choice, "available_memory_bytes", lambda: 16 * 2**30)
 
@@ -110,7 +110,7 @@ def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatc
     dataset = Rows(1000)
     times = iter([0.0, 5.0])
     monkeypatch.setattr(
-        choice, "_time", lambda rows, parts: (rows.write_into(parts[0], np.zeros(1), 0), next(times))[1]
+        choice, "time_batches", lambda rows, parts: (rows.write_into(parts[0], np.zeros(1), 0), next(times))[1]
     )
     found = _choose(0, dataset=dataset)
     assert (found.kind, found.thread_gain, dataset.asked) == ("thread", 2.0, 2)
@@ -150,7 +150,7 @@ def test_a_container_s_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory.current": str(3 * 2**30),
         "memory.stat": f"anon 5\nactive_file {2**29}\ninactive_file {2**28}\nfile 1",
     }
-    monkeypatch.setattr(machine, "_read", lambda path: files[path.name])
+    monkeypatch.setattr(machine, "read_limit", lambda path: files[path.name])
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(16)))
     assert machine.count_cores() == 2
     assert machine.count_cores(4) == 1

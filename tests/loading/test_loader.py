@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import SequentialSampler
 
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -150,7 +151,7 @@ def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:
     assert training.sampler is training
     evaluation = MicroBatchLoader(Numbers(50), LoaderOptions(num_workers=0))
     assert torch.cat([batch["index"] for batch in evaluation]).tolist() == list(range(50))
-    assert evaluation.sampler is None
+    assert isinstance(evaluation.sampler, SequentialSampler)
 
 
 def test_drop_last_leaves_out_the_short_batch() -> None:

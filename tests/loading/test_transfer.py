@@ -120,7 +120,7 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
         loader.set_epoch(epoch)
         for batch in loader:
             assert all(copy.host.is_pinned() for copy in batch.copies.values())
-            side: Any = loader._side_stream._stream
+            side: Any = loader.side_stream.stream
             with torch.cuda.stream(side):  # the next copies lie behind this, so that reuse too early would show
                 busy = (busy @ busy).clamp(-1, 1)
             moved = finish_transfer(batch, device)

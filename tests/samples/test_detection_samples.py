@@ -87,7 +87,7 @@ def test_boxes_are_the_extents_of_objects_of_all_classes_and_many_sizes() -> Non
 def test_boxes_are_the_pixels_that_objects_change(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, NDArray[np.bool_]]] = []
     with monkeypatch.context() as patch:
-        patch.setattr(detection_scene, "_paint", lambda image, thing, mask, rng: drawn.append((thing.kind, mask)))
+        patch.setattr(detection_scene, "paint", lambda image, thing, mask, rng: drawn.append((thing.kind, mask)))
         bare = render_scene(5, number, (120, 160))
     scene = render_scene(5, number, (120, 160))
     changed = (scene.image != bare.image).any(0)

@@ -171,14 +171,14 @@ def test_an_interrupted_run_leaves_nothing_and_the_next_one_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(stripe_samples, "_write_tiff", interrupt)
+        patched.setattr(tifffile, "imwrite", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ensure_stripe_samples(tmp_path, **SMALL, dtype="float32")
     assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == []
     assert (ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "samples.json").is_file()
 
 
-def interrupt(*_: object) -> None:
+def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -226,14 +226,14 @@ def make_at_once(folder: Path, start: Any, made: Any) -> None:
 
 
 def test_a_set_published_by_another_without_a_lock_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_set = stripe_samples._write_set
+    write_set = stripe_samples.write_set
 
     def be_overtaken(root: Path, spec: stripe_samples.StripeSampleSpec, progress: bool) -> None:
         write_set(root, spec, progress)
         if not (tmp_path / spec.folder_name).exists():
             write_set(tmp_path / spec.folder_name, spec, progress)
 
-    monkeypatch.setattr(stripe_samples, "_write_set", be_overtaken)
+    monkeypatch.setattr(stripe_samples, "write_set", be_overtaken)
     root = ensure_stripe_samples(tmp_path, **SMALL)
     assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == [root]
 

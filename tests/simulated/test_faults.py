@@ -226,4 +226,4 @@ def test_ranks_agree_one_step_later_without_a_wait(monkeypatch: pytest.MonkeyPat
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(root_device=CUDA), world_size=2, is_last_batch=False, global_rank=0
     )
-    assert [callback._ask_ranks(trainer) for _ in range(3)] == [0, 0, 15]
+    assert [callback.ask_ranks(trainer) for _ in range(3)] == [0, 0, 15]

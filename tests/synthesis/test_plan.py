@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, sample_plan
-from lit_data.synthesis.plan import _copy_packed, distractor_patterns
+from lit_data.synthesis.plan import copy_packed, distractor_patterns
 from tests.synthesis.placing import BATCHES, NAMES, many, plan_of
 
 SHAPE = (3, 128, 128)
@@ -138,7 +138,7 @@ def _assert_grouped(plan: DefectPlan) -> None:
 def test_plans_travel(probability: float) -> None:
     plan = sample_plan(many(), 1, 0, np.arange(7), SHAPE) if probability else _plan(DefectSpec(probability=0), 7)
     tensors = plan.to("cpu")
-    packed = _copy_packed(tensors.arrays(), torch.device("cpu"), non_blocking=False)
+    packed = copy_packed(tensors.arrays(), torch.device("cpu"), non_blocking=False)
     for copy in (tensors.arrays(), packed, pickle.loads(pickle.dumps(plan)).arrays()):
         for name, array in plan.arrays().items():
             np.testing.assert_array_equal(copy[name], array)

@@ -7,7 +7,7 @@ import torch
 
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.plan import DefectPlan
-from lit_data.synthesis.touches import _merge, _split, find_touches
+from lit_data.synthesis.touches import find_touches, merge_windows, split_windows
 from tests.synthesis.placing import GREY, NAMES, drawn, many, move, only, plan_of, regroup, scene
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "spot"])
 def test_windows_hold_all_of_a_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In larger windows nothing more is drawn."""
-    monkeypatch.setattr("lit_data.synthesis.touches._WORTH_PX", -1)
+    monkeypatch.setattr("lit_data.synthesis.touches.WORTH_PX", -1)
     shape = (1, 200, 200)
     # Sizes that just fit a power of two if some of the reach is forgotten.
     tight = {"relief": {"sigma_px": (3.8, 4.4)}, "scratch": {"length_px": (22, 28), "bend_rad": (2, 3)}}
@@ -32,9 +32,9 @@ def test_windows_hold_all_of_a_defect(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_square_windows_of_a_family_are_merged() -> None:
     plan = plan_of(many(), 100, (3, 64, 48))
-    assert _merge(plan.groups, most_px=0) == list(plan.groups)
-    merged = _merge(plan.groups, most_px=sys.maxsize)
-    assert len(merged) < len(_merge(plan.groups, most_px=2**15)) <= len(plan.groups)
+    assert merge_windows(plan.groups, most_px=0) == list(plan.groups)
+    merged = merge_windows(plan.groups, most_px=sys.maxsize)
+    assert len(merged) < len(merge_windows(plan.groups, most_px=2**15)) <= len(plan.groups)
     assert [group.start for group in merged] == [0, *(group.stop for group in merged)][:-1]
     for group in merged:
         inside = [g for g in plan.groups if group.start <= g.start < group.stop]
@@ -50,8 +50,8 @@ def test_square_windows_of_a_family_are_merged() -> None:
 def test_many_pixels_are_drawn_part_by_part(monkeypatch: pytest.MonkeyPatch, most_px: int) -> None:
     plan, grey = plan_of(many(), 20, (3, 64, 48)), scene(20, (3, 64, 48))
     expected = drawn(grey, plan)
-    monkeypatch.setattr("lit_data.synthesis.touches._CACHED_PX", most_px)
-    parts = list(_split(plan.groups))
+    monkeypatch.setattr("lit_data.synthesis.touches.CACHED_PX", most_px)
+    parts = list(split_windows(plan.groups))
     assert [part.start for part in parts] == [0, *(part.stop for part in parts)][:-1]
     assert all((p.stop - p.start) * p.height_px * p.width_px <= most_px for p in parts if p.stop - p.start > 1)
     for one, other in zip(drawn(grey, plan), expected, strict=True):

@@ -144,7 +144,7 @@ def test_nets_elsewhere_and_sets_of_bad_images_are_refused(monkeypatch: pytest.M
 def test_predict_writes_its_net_and_tells_what_fewer_bits_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watermark_predict, "_SHOWN", 1)
+    monkeypatch.setattr(watermark_predict, "SHOWN", 1)
     (tmp_path / "set").mkdir()
     for number in range(2):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3), dtype=np.uint8)

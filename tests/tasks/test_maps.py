@@ -57,7 +57,7 @@ class Forgetful(Marker):
 @pytest.fixture(scope="module", autouse=True)
 def few_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patch_predict, "_SHOWN", 1)  # drawing takes longer than all else
+        patch.setattr(patch_predict, "SHOWN", 1)  # drawing takes longer than all else
         yield
 
 

@@ -43,7 +43,7 @@ class Marker(L.LightningModule):
 @pytest.fixture(scope="module", autouse=True)
 def few_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watermark_predict, "_SHOWN", 1)  # drawing takes longer than all else
+        patch.setattr(watermark_predict, "SHOWN", 1)  # drawing takes longer than all else
         yield
 
 

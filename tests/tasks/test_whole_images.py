@@ -36,7 +36,7 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
 
 
 def test_parts_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_images, "_SLAB_PX", 30)
+    monkeypatch.setattr(whole_images, "SLAB_PX", 30)
     assert [(part.start, part.stop) for part in slabs((7, 10))] == [(0, 3), (3, 6), (6, 7)]
     assert [(part.start, part.stop) for part in slabs((2, 100))] == [(0, 1), (1, 2)]
 

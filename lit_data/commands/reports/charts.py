@@ -100,7 +100,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class _Range:
+class AxisRange:
     """The upright axis, in the unit that is read."""
 
     low: float
@@ -159,19 +159,19 @@ def draw_chart(
     )
 
 
-def _choose_range(values: NDArray[np.float64], unit: str) -> _Range:
+def _choose_range(values: NDArray[np.float64], unit: str) -> AxisRange:
     finite = values[np.abs(values) < _MOST]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     divisor, name = choose_scale(unit, max(abs(low), abs(high)))
     if not unit and low > _LEAST and high / low > _LOG_RANGE:
-        return _Range(low / 1.2, high * 1.2, is_log=True)
+        return AxisRange(low / 1.2, high * 1.2, is_log=True)
     if unit in _FROM_ZERO and low >= 0:
         low = 0.0
     margin = max(0.06 * (high - low) or 0.5 * abs(high) or 1.0, 1e-9 * abs(high), _LEAST)
-    return _Range((low - margin if low else low) / divisor, (high + margin) / divisor, divisor, name)
+    return AxisRange((low - margin if low else low) / divisor, (high + margin) / divisor, divisor, name)
 
 
-def _open_axes(figure: Figure, found: _Range, steps: tuple[int, int]) -> Axes:
+def _open_axes(figure: Figure, found: AxisRange, steps: tuple[int, int]) -> Axes:
     left, bottom, width, height = _FRAME
     axes = figure.add_axes((left / _WIDTH_PX, bottom / _HEIGHT_PX, width / _WIDTH_PX, height / _HEIGHT_PX))
     axes.set_yscale("log" if found.is_log else "linear")
@@ -209,28 +209,28 @@ def _mark_epochs(axes: Axes, epoch_ends: Mapping[int, int], steps: tuple[int, in
         axes.annotate(text, (step, 1), xycoords=("data", "axes fraction"), ha="right", va="bottom", color=_SOFT)
 
 
-def _draw_line(axes: Axes, line: ChartLine, points: tuple[Series, Any, Any], found: _Range) -> None:
+def _draw_line(axes: Axes, line: ChartLine, points: tuple[Series, Any, Any], found: AxisRange) -> None:
     (mean, low, high), colour = points, COLOURS[line.colour]
     final = split_off_last(line.series)[1]
     if len(mean.values) < len(line.series.values) - (final is not None):
-        lower, upper = _clip(low, found), _clip(high, found)
+        lower, upper = clip_line(low, found), clip_line(high, found)
         axes.fill_between(mean.steps, lower, upper, color=colour, alpha=0.16, linewidth=0)
-    values = _clip(mean.values, found)
+    values = clip_line(mean.values, found)
     axes.plot(mean.steps, values, color=colour, linewidth=2.1, linestyle=_DASHES[line.dash], clip_on=False)
     if np.isfinite(values).sum() == 1:
         axes.plot(mean.steps, values, "o", color=colour, markersize=6, clip_on=False)
     if final is not None:
         ring = {"markerfacecolor": _CARD, "markeredgecolor": colour, "markeredgewidth": 2}
-        axes.plot(final.steps, _clip(final.values, found), "o", markersize=6.8, clip_on=False, **ring)  # type: ignore[arg-type]
+        axes.plot(final.steps, clip_line(final.values, found), "o", markersize=6.8, clip_on=False, **ring)  # type: ignore[arg-type]
 
 
-def _draw_areas(axes: Axes, lines: Sequence[ChartLine], shown: Mapping[str, Any], found: _Range) -> None:
+def _draw_areas(axes: Axes, lines: Sequence[ChartLine], shown: Mapping[str, Any], found: AxisRange) -> None:
     steps = shown[lines[0].label][0].steps
     parts = [np.nan_to_num(shown[line.label][0].values) / found.divisor for line in lines]
     axes.stackplot(steps, parts, colors=[COLOURS[line.colour] for line in lines], alpha=0.75, linewidth=0)
 
 
-def _clip(values: NDArray[np.float64], found: _Range) -> NDArray[np.float64]:
+def clip_line(values: NDArray[np.float64], found: AxisRange) -> NDArray[np.float64]:
     """Values in the unit that is read; NaN for those without a place."""
     with np.errstate(invalid="ignore"):
         return np.where((np.abs(values) < _MOST) & ((values > 0) | (not found.is_log)), values / found.divisor, np.nan)
@@ -250,12 +250,12 @@ def _write_svg(figure: Figure) -> str:
     return f"data:image/svg+xml,{quote(svg.replace('>', f'>{style}', 1), safe=' =:/;,.()-')}"
 
 
-def _write_data(lines: Sequence[ChartLine], shown: Mapping[str, Any], found: _Range, steps: tuple[int, int]) -> str:
+def _write_data(lines: Sequence[ChartLine], shown: Mapping[str, Any], found: AxisRange, steps: tuple[int, int]) -> str:
     left, _, width, _ = _FRAME
     read = []
     for line in lines:
         mean = shown[line.label][0]
-        values = zip(mean.steps.tolist(), _clip(mean.values, found).tolist(), strict=True)
+        values = zip(mean.steps.tolist(), clip_line(mean.values, found).tolist(), strict=True)
         points = [
             (step, f"{format_number(value)} {found.unit}".strip()) for step, value in values if math.isfinite(value)
         ]

@@ -25,9 +25,9 @@ from lit_data.errors import BatchMemoryError, LitDataError, WorkerDiedError
 
 _VARIABLE = "LIT_DATA_SWEEP_JOB"  # in a job's environment: the file for the reason of a failure
 _SAVING_S = 120.0  # how long a job that is told to stop may take to finish its step and write a checkpoint
-_LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
+LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
 _KILLED_S = 1.0  # until a killed process is gone
-_OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
+OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def end_descendants() -> None:
     """End what a launcher has started: first the jobs, which may save, then the rest."""
     family = [child for child in psutil.Process().children(recursive=True) if not _is_tracker(child)]
     jobs = [child for child in family if _session_of(child.pid) == child.pid]
-    for group, wait_s in ((jobs, _SAVING_S), (family, _LEFTOVERS_S)):
+    for group, wait_s in ((jobs, _SAVING_S), (family, LEFTOVERS_S)):
         for child in group:
             with suppress(psutil.NoSuchProcess):
                 child.terminate()
@@ -131,7 +131,7 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         process.stdin.close()
     left = [other for other in psutil.process_iter() if _session_of(other.pid) == process.pid]
-    stubborn = psutil.wait_procs(left, timeout=_LEFTOVERS_S)[1]
+    stubborn = psutil.wait_procs(left, timeout=LEFTOVERS_S)[1]
     for other in stubborn:
         with suppress(psutil.NoSuchProcess):
             other.kill()
@@ -208,6 +208,6 @@ def _ran_out_of_memory(error: Exception) -> bool:
 def _count_kernel_kills() -> int:
     """How many processes of this container the kernel has ended because memory ran out; 0 where it does not say."""
     with suppress(OSError, ValueError):
-        lines = dict(line.split() for line in _OUT_OF_MEMORY_EVENTS.read_text().splitlines())
+        lines = dict(line.split() for line in OUT_OF_MEMORY_EVENTS.read_text().splitlines())
         return int(lines.get("oom_kill", 0))
     return 0

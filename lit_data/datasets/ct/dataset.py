@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.datasets.bank_dataset import read_samples
 from lit_data.datasets.ct.points import PointRows, WindowRows
 from lit_data.io.shards.volumes import ShardedVolumes
 from lit_data.io.volumes.sparse_store import SparseStore
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, LookAhead, SampleRuns
+from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns
 
 if TYPE_CHECKING:
     import torch
@@ -66,16 +67,7 @@ class CTDataset:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
-        import torch
-
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._rows()}
-        self.write_into(rows, np.array([index]), self.epoch)
-        counts = {name.removesuffix(COUNT_SUFFIX): int(rows.pop(name)[0]) for name in rows.keys() - self.fields.keys()}
-        for name, count in counts.items():
-            rows[name] = rows[name][:, :count]
-        return {name: torch.from_numpy(rows[name])[0] for name in self.fields}
+        return read_samples(self, [index], self.epoch)[0]
 
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
         """Write samples into the rows of a batch, without a copy in between.
@@ -138,12 +130,3 @@ class CTDataset:
         """
         if isinstance(self.rows.bank, SparseStore):
             self.rows.bank.check_size()
-
-    def _rows(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and dtype of what `write_into` fills for a sample."""
-        found: list[tuple[str, tuple[int, ...], str]] = []
-        for name, field in self.fields.items():
-            items = () if field.max_items is None else (field.max_items,)
-            found.append((name, (*items, *field.shape), field.dtype))
-            found += [(name + COUNT_SUFFIX, (), "int64")] if items else []
-        return found

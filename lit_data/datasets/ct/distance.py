@@ -17,7 +17,7 @@ from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_file import LastOpened
 
-_SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
+SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
 
 Mask = NDArray[np.bool_]
 Distances = NDArray[np.float32]
@@ -73,7 +73,7 @@ def measure_points(
     area = shape[1] * shape[2]
     limit_mm, margin = read_limit(shape, spacing_mm, most_mm)
     # At least half of what is measured is wanted, also where the limit is many slices.
-    step = shape[0] if most_mm is None else max(1, 2 * margin[0], _SLAB_VOXELS // area - 2 * margin[0])
+    step = shape[0] if most_mm is None else max(1, 2 * margin[0], SLAB_VOXELS // area - 2 * margin[0])
     found = np.empty(len(positions), np.float32)
     for top in range(0, shape[0], step):
         bottom = min(top + step, shape[0])

@@ -17,7 +17,7 @@ from lit_data.mosaic import Ints, MosaicPlan, MosaicSpec, sample_mosaics
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, SampleRuns
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 BOX_COLUMNS: Final = 6
 _KEEP_ALL: Final = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
@@ -96,10 +96,6 @@ class DetectionDataset(BankDataset):
 
     def __len__(self) -> int:
         return len(self.images)
-
-    @override
-    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
-        return [self._read(index) for index in indices]
 
     @property
     @override
@@ -209,22 +205,3 @@ class DetectionDataset(BankDataset):
             "shape": FieldSpec((2,), "int64"),
             "epoch": FieldSpec((), "int64"),
         }
-
-    def _read(self, index: int) -> "dict[str, torch.Tensor]":
-        import torch
-
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        rows = {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._rows()}
-        self.write_into(rows, np.array([index]), self.epoch)
-        count = int(rows.pop("boxes" + COUNT_SUFFIX)[0])
-        rows["boxes"] = rows["boxes"][:, :count]
-        return {name: torch.from_numpy(array)[0] for name, array in rows.items()}
-
-    def _rows(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and dtype of what `write_into` fills for a sample."""
-        found = []
-        for name, field in self.fields.items():
-            items = () if field.max_items is None else (field.max_items,)
-            found.append((name, (*items, *field.shape), field.dtype))
-        return [*found, ("boxes" + COUNT_SUFFIX, (), "int64")]

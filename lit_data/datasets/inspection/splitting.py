@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 SIMILAR: Final = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as similar."""
 _SIDE_PX: Final = 32
-_BUCKET: Final = 2048  # images that are compared with each other at once
+BUCKET: Final = 2048  # images that are compared with each other at once
 _BANDS: Final = 8
 _LEAST: Final = 1e-3  # standard deviation of a small picture, in grey levels of 255, below which it is flat
 
@@ -201,7 +201,7 @@ def group_details(small: Array) -> Ints:
     count = len(small) // _SIDE_PX**2
     rows = small.reshape(count, -1)
     common = rows.mean(0)
-    parts = [slice(begin, begin + _BUCKET) for begin in range(0, count, _BUCKET)]  # all at once would be gigabytes
+    parts = [slice(begin, begin + BUCKET) for begin in range(0, count, BUCKET)]  # all at once would be gigabytes
     norms = np.concatenate([np.linalg.norm(rows[part] - common, axis=1) for part in parts])
     told = np.flatnonzero(norms > _LEAST * _SIDE_PX)
 
@@ -261,13 +261,13 @@ def _sort_into_buckets(numbers: Ints, unit: Callable[[Ints], NDArray[np.float32]
         numbers: Of the images.
         unit: Gives the details of some of them, each of length 1.
     """
-    bits = max(0, int(np.ceil(np.log2(max(len(numbers), 1) / _BUCKET))))
+    bits = max(0, int(np.ceil(np.log2(max(len(numbers), 1) / BUCKET))))
     if not bits:
         yield numbers
         return
     rng = np.random.default_rng(0)
     directions = np.concatenate([rng.standard_normal((_SIDE_PX**2, bits), np.float32) for _ in range(_BANDS)], axis=1)
-    parts = np.array_split(numbers, -(-len(numbers) // _BUCKET))
+    parts = np.array_split(numbers, -(-len(numbers) // BUCKET))
     signs = np.concatenate([unit(part) @ directions > 0 for part in parts])
     for band in np.split(signs, _BANDS, axis=1):
         keys = band @ (1 << np.arange(bits))

@@ -166,7 +166,7 @@ def _quantise_linear(net: nn.Module) -> nn.Module:
 
 
 def _quantise_convolutions(net: nn.Module, calibration: list[Tensor]) -> nn.Module:
-    _check_static(calibration)
+    check_static(calibration)
     sizes = {tuple(tiles.shape[1:]) for tiles in calibration}
     if len(sizes) != 1:
         raise ConfigError(f"quantise=static needs calibration tiles of one size: these are {sorted(sizes)}")
@@ -211,7 +211,12 @@ def _forget_dtypes(traced: "GraphModule") -> None:
     traced.recompile()
 
 
-def _check_static(calibration: list[Tensor]) -> None:
+def check_static(calibration: list[Tensor]) -> None:
+    """Refuse static quantisation where it cannot work, and say what would.
+
+    Raises:
+        ConfigError: The images, the processor or the compiler are missing.
+    """
     if not calibration:
         raise ConfigError("quantise=static needs calibration images: some that are like those to predict")
     if platform.machine().lower() not in ("x86_64", "amd64") or not torch.cpu._is_vnni_supported():

@@ -19,7 +19,7 @@ from lit_data.io.remote.scope import Scope
 MAX_LIST_BYTES: Final = 256 * 2**20
 """The largest list of files or index page that is read."""
 
-_TALKATIVE: Final = ("botocore", "aiobotocore", "s3fs", "fsspec", "aiohttp", "urllib3", "asyncio", "boto3")
+TALKATIVE: Final = ("botocore", "aiobotocore", "s3fs", "fsspec", "aiohttp", "urllib3", "asyncio", "boto3")
 _PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
 
 
@@ -187,7 +187,7 @@ async def _while_alive(read: Awaitable[None], pulse: _Pulse, options: RemoteOpti
     await task
 
 
-_keepers: set[object] = set()
+keepers: set[object] = set()
 _levels_before: dict[str, int] = {}
 _quieting = threading.Lock()
 
@@ -200,17 +200,17 @@ def quiet_clients() -> Iterator[None]:
     """
     keeper = object()
     with _quieting:
-        if not _keepers:
-            _levels_before.update((name, logging.getLogger(name).level) for name in _TALKATIVE)
+        if not keepers:
+            _levels_before.update((name, logging.getLogger(name).level) for name in TALKATIVE)
             for name, level in _levels_before.items():
                 logging.getLogger(name).setLevel(max(level, logging.WARNING))
-        _keepers.add(keeper)
+        keepers.add(keeper)
     try:
         yield
     finally:
         with _quieting:
-            _keepers.discard(keeper)
-            if not _keepers:
+            keepers.discard(keeper)
+            if not keepers:
                 for name, level in _levels_before.items():
                     logging.getLogger(name).setLevel(level)
 

@@ -69,9 +69,10 @@ class ListedConnection(Connection):
         tag = next((str(info[key]).strip('"') for key in _TAGS if info.get(key)), "")
         time = next((info[key] for key in _TIMES if info.get(key)), None)
         version = sha256 or tag or str(time or "")
-        return RemoteFile(name, size_bytes, version, _read_seconds(time), self._find_md5(tag), sha256)
+        return RemoteFile(name, size_bytes, version, _read_seconds(time), self.find_md5(tag), sha256)
 
-    def _find_md5(self, tag: str) -> str | None:
+    def find_md5(self, tag: str) -> str | None:
+        """The MD5 sum that the tag of a file is, where it is one."""
         return None
 
 
@@ -107,7 +108,7 @@ class S3Connection(ListedConnection):
         return "SSECustomerAlgorithm" not in head and not head.get("ServerSideEncryption", "").startswith("aws:kms")
 
     @override
-    def _find_md5(self, tag: str) -> str | None:
+    def find_md5(self, tag: str) -> str | None:
         """The ETag of an object that was not put together from parts is its MD5 sum."""
         return tag if len(tag) == 32 and _HEX.issuperset(tag) else None
 

@@ -67,7 +67,7 @@ class ShardCache(Generic[Opened]):
                 f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four shards, the largest of "
                 f"{objects} has {decimal(largest)}: raise it to {4 * largest} or more"
             )
-        self.folder, self.shards, self.max_bytes, self._objects = folder, shards, max_bytes, objects
+        self.folder, self.shards, self.max_bytes, self.objects = folder, shards, max_bytes, objects
         self._open_copy = open_file
         self._sizes = np.array([shard.nbytes for shard in shards], np.int64)
         self._opened: OrderedDict[int, tuple[Opened, float]] = OrderedDict()
@@ -77,7 +77,7 @@ class ShardCache(Generic[Opened]):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder, self.shards, self._objects, self.max_bytes, self._open_copy)
+        return type(self), (self.folder, self.shards, self.objects, self.max_bytes, self._open_copy)
 
     @property
     def fits(self) -> bool:
@@ -165,11 +165,11 @@ class ShardCache(Generic[Opened]):
                 self._make_room(shard.nbytes)
                 part.touch()  # from here on others count it
             for is_last in (False, True):
-                self._objects.get(shard.name, part)
+                self.objects.get(shard.name, part)
                 if find_sha256(part) == shard.sha256:
                     break
                 if is_last:
-                    raise DataError(f"{self._objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it again")
+                    raise DataError(f"{self.objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it again")
             part.rename(path)
         log.debug("fetched %s", shard.name)
 

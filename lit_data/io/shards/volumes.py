@@ -200,7 +200,7 @@ class ShardedVolumes:
     """
 
     def __init__(self, index: Path, root: Path, cache: ShardCache[SparseVolume]) -> None:
-        self._index, self._root, self.cache = index, root, cache
+        self.index, self._root, self.cache = index, root, cache
         facts, volumes, _ = VolumeIndex.open(index)
         self._names: list[str] = facts["names"]
         self._paths: list[str] = facts["paths"]
@@ -212,7 +212,7 @@ class ShardedVolumes:
         self.dense_bytes = sum(map(math.prod, volumes[[*_AXES, "itemsize"]].tolist()))
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, Path, ShardCache[SparseVolume]]]:
-        return type(self), (self._index, self._root, self.cache)
+        return type(self), (self.index, self._root, self.cache)
 
     def __len__(self) -> int:
         return len(self._names)

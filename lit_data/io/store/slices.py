@@ -11,7 +11,7 @@ from lit_data.grid import Ints, mirror
 from lit_data.io.store.files import Mapped
 from lit_data.types import Array
 
-_MOST_OPENED: Final = 4096
+MOST_OPENED: Final = 4096
 
 
 class SlicedImage(ABC):
@@ -99,7 +99,7 @@ class SlicedFile(ABC):
         """As `make`, which is asked once while the image is in use."""
         found = self._opened.get(number)
         if found is None:
-            if len(self._opened) >= _MOST_OPENED:  # several threads may come here at once
+            if len(self._opened) >= MOST_OPENED:  # several threads may come here at once
                 self._opened.clear()
             found = self._opened[number] = self.make(number)
         return found

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2**20
 _SAMPLED = 16
-_WORTH_BYTES = 2**30
+WORTH_BYTES = 2**30
 """Size of a store from which on it is said what compression would save."""
 
 
@@ -212,7 +212,7 @@ class DecodedStore(StoredImages):
         whole_bytes = self._sizes.nbytes
         if self.compression != "none":
             return f"{self.compression}, {decimal(self.nbytes)} of {decimal(whole_bytes)}"
-        if whole_bytes < _WORTH_BYTES:
+        if whole_bytes < WORTH_BYTES:
             return ""
         saved = {
             name: decimal(int(whole_bytes * (1 - share))) for name, share in estimate_shares(self._sample()).items()

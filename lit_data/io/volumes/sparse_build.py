@@ -40,7 +40,7 @@ class WorkerPool:
     def __init__(self, processes: int) -> None:
         self._free: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        self._all = [_start(environment) for _ in range(processes)]
+        self._all = [start_worker(environment) for _ in range(processes)]
         for process in self._all:
             self._free.put(process)
 
@@ -104,7 +104,8 @@ def _work(task: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _start(environment: dict[str, str]) -> "subprocess.Popen[str]":
+def start_worker(environment: dict[str, str]) -> "subprocess.Popen[str]":
+    """Start a process that indexes the volumes whose numbers it is sent."""
     command = [sys.executable, "-c", "from lit_data.io.volumes.sparse_build import main; main()"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 

@@ -105,14 +105,15 @@ def _list_folder(folder: Path) -> tuple[str, ...]:
 
 
 def _find_installed(characters: str) -> tuple[str, ...]:
-    found = [path for folder in _system_folders() if folder.is_dir() for path in _list_folder(folder)]
+    found = [path for folder in system_folders() if folder.is_dir() for path in _list_folder(folder)]
     usable = tuple(path for path in sorted(found) if _is_usable(path, characters))
     if not usable:
         raise ConfigError(f"fonts=system: none of the {len(found)} installed fonts holds all characters of the texts")
     return usable
 
 
-def _system_folders() -> tuple[Path, ...]:
+def system_folders() -> tuple[Path, ...]:
+    """Where this system keeps its fonts."""
     home = Path.home()
     if sys.platform == "darwin":
         return Path("/System/Library/Fonts"), Path("/Library/Fonts"), home / "Library" / "Fonts"

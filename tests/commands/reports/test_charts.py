@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from lit_data.commands.reports.charts import COLOURS, Chart, ChartLine, _clip, _Range, draw_chart
+from lit_data.commands.reports.charts import COLOURS, AxisRange, Chart, ChartLine, clip_line, draw_chart
 from lit_data.commands.reports.curves import Series
 from lit_data.commands.reports.units import find_direction, format_value
 
@@ -71,8 +71,8 @@ def test_a_wide_range_is_logarithmic_and_says_so() -> None:
 
 def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
     values = np.array([1.0, 0.0, -3.0, np.nan, np.inf])
-    assert np.isnan(_clip(values, _Range(1e-3, 1e3, is_log=True))).tolist() == [False, True, True, True, True]
-    assert np.isnan(_clip(values, _Range(-4, 4))).tolist() == [False, False, False, True, True]
+    assert np.isnan(clip_line(values, AxisRange(1e-3, 1e3, is_log=True))).tolist() == [False, True, True, True, True]
+    assert np.isnan(clip_line(values, AxisRange(-4, 4))).tolist() == [False, False, False, True, True]
 
 
 def test_many_points_are_thinned_to_a_band() -> None:

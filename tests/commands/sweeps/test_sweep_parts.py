@@ -165,7 +165,7 @@ def test_how_a_process_ended(
 ) -> None:
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom_kill 4\n")
-    monkeypatch.setattr(sweep_process, "_OUT_OF_MEMORY_EVENTS", events)
+    monkeypatch.setattr(sweep_process, "OUT_OF_MEMORY_EVENTS", events)
 
     def start(*words: object, **options: object) -> _Ended:
         events.write_text(f"low 0\noom_kill {4 + by_kernel}\n")
@@ -186,7 +186,7 @@ def test_what_a_job_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.M
         return start([sys.executable, "-S", "-c", code, str(note)], **options)
 
     monkeypatch.setattr(sweep_process.subprocess, "Popen", leave)
-    monkeypatch.setattr(sweep_process, "_LEFTOVERS_S", 0.05)
+    monkeypatch.setattr(sweep_process, "LEFTOVERS_S", 0.05)
     assert run_process([], tmp_path).status == "done"
     assert not Path(f"/proc/{note.read_text()}/cmdline").exists() or not (
         Path(f"/proc/{note.read_text()}/cmdline").read_bytes()  # ended, and not fetched yet by whoever adopted it

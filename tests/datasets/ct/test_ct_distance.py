@@ -41,7 +41,7 @@ def test_distances_are_those_of_brute_force(occupied: NDArray[np.bool_], most_mm
 def test_points_are_measured_slab_by_slab(
     occupied: NDArray[np.bool_], most_mm: float | None, voxels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ct_distance, "_SLAB_VOXELS", voxels)
+    monkeypatch.setattr(ct_distance, "SLAB_VOXELS", voxels)
     positions = np.flatnonzero(occupied).astype(np.int32)
     found = measure_points(positions, occupied.shape, SPACING_MM, most_mm)
     np.testing.assert_allclose(found, _brute_force(occupied, most_mm or 1e9)[occupied], rtol=1e-5)

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from lit_data.datasets import DetectionDataset
+from lit_data.datasets.bank_dataset import read_rows
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
 from lit_data.mosaic import FILL, MosaicSpec
-from lit_data.types import Array, RowWriter
+from lit_data.types import Array, RowWriter, row_shapes
 
 SIZES = np.array([(40, 60), (30, 30), (64, 16), (20, 64), (64, 64), (10, 12)])
 ORIGINALS = SIZES * 2
@@ -72,7 +73,7 @@ def test_what_is_written_does_not_depend_on_the_other_rows(mosaic: MosaicSpec | 
     dataset.set_epoch(5)
     alone = [dataset[index] for index in range(len(dataset))]
     indices = np.array([3, 0, 5, 5, 1])
-    rows = {name: np.full((5, *shape), 9, dtype) for name, shape, dtype in dataset._rows()}
+    rows = {name: np.full((5, *shape), 9, dtype) for name, (shape, dtype) in row_shapes(dataset.fields).items()}
     dataset.write_into(rows, indices, 5)
     for row, index in enumerate(indices.tolist()):
         count = rows["boxes_count"][row]
@@ -124,8 +125,7 @@ def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: A
             return np.zeros((3, *sizes[index]), np.uint8)
 
     written = _dataset(Fitted(), mosaic=spec, seed=5)
-    rows = {name: np.zeros((6, *shape), dtype) for name, shape, dtype in written._rows()}
-    written.write_into(rows, images, 3)
+    rows = read_rows(written, images, 3)
     alone = _dataset(Fitted(), mosaic=spec, seed=5, draws_mosaics=False)
     made = alone.plan_batch(images, spec, 3)
     for name in ("row", "image", "scale", "origin", "window", "bounds"):

@@ -55,7 +55,7 @@ def test_flat_images_are_no_group(tmp_path: Path) -> None:
 
 
 def test_many_images_are_compared_in_buckets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lit_data.datasets.inspection.splitting._BUCKET", 8)
+    monkeypatch.setattr("lit_data.datasets.inspection.splitting.BUCKET", 8)
     plain = [_texture(seed) for seed in range(24)]
     again = [np.clip(image.astype(np.float32) * 0.9, 0, 255).astype(np.uint8) for image in plain]
     groups = group_similar(_bank(tmp_path, [*plain, *again]), None)

@@ -114,7 +114,7 @@ def test_convolutions_become_int8(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_torchao
 def test_int8_goes_with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda net: net)
-    monkeypatch.setattr("lit_data.inference.export.quantise._check_static", lambda calibration: None)
+    monkeypatch.setattr("lit_data.inference.export.quantise.check_static", lambda calibration: None)
     net, tiles = Marks().eval(), make_tiles(4)
     quantised = quantise(net, mode="static", calibration=[tiles])
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):

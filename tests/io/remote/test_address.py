@@ -133,8 +133,8 @@ def test_options_are_checked(wrong: dict[str, object]) -> None:
 @pytest.fixture
 def nobody_else_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections of other tests may be open still."""
-    monkeypatch.setattr(connection, "_keepers", set())
-    for name in connection._TALKATIVE:
+    monkeypatch.setattr(connection, "keepers", set())
+    for name in connection.TALKATIVE:
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     logging.getLogger("botocore.auth").manager._clear_cache()
 

@@ -91,7 +91,7 @@ def test_another_machine_sees_the_same_times(fetch: Fetch, tmp_path: Path) -> No
 
 def test_the_tag_of_an_object_is_its_sum(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     tag = hashlib.md5(b"as it was").hexdigest()
-    monkeypatch.setattr(S3Connection, "_find_md5", lambda self, _: tag)
+    monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: tag)
     with pytest.raises(DataError, match=rf"6 of 6 files .*\n.*its MD5 sum is \w+, the server states {tag}"):
         fetch()
     assert fetch(checksums=False) == FILES
@@ -102,7 +102,7 @@ def test_the_tag_of_an_encrypted_object_is_none(
 ) -> None:
     for key, content in FILES.items():
         server.client.put_object(Bucket=bucket, Key=f"my set/{key}", Body=content, ServerSideEncryption="aws:kms")
-    monkeypatch.setattr(S3Connection, "_find_md5", lambda self, _: "0" * 32)
+    monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: "0" * 32)
     assert fetch() == FILES
 
 

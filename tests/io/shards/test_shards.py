@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -413,8 +414,8 @@ def test_leftovers_of_a_killed_process_are_removed(make: Make, address: Path) ->
 
 
 def leave_behind(cache: ShardCache) -> None:
-    cache._objects.get = lambda name, path: os._exit(0)  # type: ignore[method-assign]
-    cache.fetch(0)
+    with patch.object(type(cache.objects), "get", lambda *_: os._exit(0)):
+        cache.fetch(0)
 
 
 def test_stripes_in_shards(tmp_path: Path) -> None:

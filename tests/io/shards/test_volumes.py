@@ -172,7 +172,7 @@ def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: O
         open_data().check_sources()
     bank = open_bank(open_data())
     path = bank.cache.fetch(3)
-    index = VolumeIndex.open(bank._index)
+    index = VolumeIndex.open(bank.index)
     (tmp_path / "folder").mkdir()
     index._replace(facts=index.facts | {"names": ["../../outside"] * VOLUMES}).write(tmp_path / "folder")
     write_tar({file.name: file for file in (tmp_path / "folder").iterdir()}, tmp_path / "evil.tar")

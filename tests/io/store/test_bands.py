@@ -87,7 +87,7 @@ def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
 
 
 def test_threads_read_more_images_than_are_kept_open(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_MOST_OPENED", 1)
+    monkeypatch.setattr(slices, "MOST_OPENED", 1)
     images, numbers = draw(), np.array([0, 1, 2, 4] * 10)
     store, places = make_store(images), np.zeros(40, np.int64)
 

@@ -169,7 +169,7 @@ def test_what_it_would_save_is_measured(make_store: MakeStore, monkeypatch: pyte
     store, packed = make_store(images), make_store(images, compression="zstd")
     assert store.describe_compression() == ""
     assert packed.describe_compression().startswith("zstd, ")
-    monkeypatch.setattr(store_module, "_WORTH_BYTES", 1000)
+    monkeypatch.setattr(store_module, "WORTH_BYTES", 1000)
     told = store.describe_compression()
     assert told.startswith("none, 3.3 MB; data.store.compression=lz4 would save ")
     said = float(told.rpartition("zstd would save ")[2].split()[0]) * 1e6

@@ -7,7 +7,8 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.io.volumes import Resolution, index_volume, wrap_array
-from lit_data.io.volumes.volume import Volume
+from lit_data.io.volumes.hounsfield import StoredScale
+from lit_data.io.volumes.volume import FileVolume, Volume
 from lit_data.types import Array
 
 SHAPE = (10, 8, 12)
@@ -53,8 +54,7 @@ def test_the_result_does_not_depend_on_the_slabs(resolution: Resolution, nearest
     assert expected.dtype == np.int16
     for step in (1, 3):
         slices.at = 0
-        dense = wrap_array(volume)
-        dense._reader = slices  # type: ignore[attr-defined]
+        dense = FileVolume("slices", slices, StoredScale(volume.dtype))
         again = resolution.apply(dense, fill=-1024, nearest=nearest)
         np.testing.assert_array_equal(_read(again, step), expected)
 

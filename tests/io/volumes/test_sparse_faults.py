@@ -169,7 +169,7 @@ def test_a_worker_that_dies_is_reported_with_its_volume(tmp_path: Path, monkeypa
             [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    monkeypatch.setattr(sparse_build, "_start", start)
+    monkeypatch.setattr(sparse_build, "start_worker", start)
     with pytest.raises(WorkerDiedError, match=r"v0\d\.npy: the process that indexed it died \(exit code 9\)"):
         _build(tmp_path, 2)
 

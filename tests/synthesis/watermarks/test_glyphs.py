@@ -35,7 +35,7 @@ def test_a_character_without_a_glyph_is_named() -> None:
 
 def test_installed_fonts_without_a_character_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.ttf").write_bytes(b"no font")
-    monkeypatch.setattr(font_files, "_system_folders", lambda: (tmp_path, tmp_path / "none"))
+    monkeypatch.setattr(font_files, "system_folders", lambda: (tmp_path, tmp_path / "none"))
     with pytest.raises(ConfigError, match="fonts=system: none of the 1 installed fonts holds all characters"):
         find_fonts("system", ["a"])
 

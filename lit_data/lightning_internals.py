@@ -185,3 +185,9 @@ class _Selector(_DataHookSelector):
         if self.datamodule is not None and self._both(hook_name):
             return self.datamodule
         return super().get_instance(hook_name)
+
+
+def count_trained(trainer: L.Trainer) -> tuple[int, int]:
+    """The epoch under way, and the batches whose step is done: not those that are only fetched."""
+    loop: Any = trainer.fit_loop  # its progress is typed without `processed`
+    return loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.processed

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Self, cast
+from typing import Any, ClassVar, Final, Generic, Self
 
 import lightning as L
 import numpy as np
@@ -20,14 +20,14 @@ from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.placement import FinishedRows, Placement
-from lit_data.datamodules.source import ImageFolder, Source
+from lit_data.datamodules.source import Source
 from lit_data.datamodules.transfer import BatchTransfer, check_package, plan_and_finish
 from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.store.store import StoredImages
-from lit_data.lightning_internals import check_version
+from lit_data.lightning_internals import check_version, count_trained
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import ChosenRows
 from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
@@ -253,8 +253,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
 
     def _load(self, rows: RowWriter, stage: Stage) -> MicroBatchLoader:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        overfit = getattr(self.trainer, "overfit_batches", 0)  # the same samples in each epoch
-        shuffle = stage == "train" and not overfit
+        shuffle = stage == "train" and not getattr(self.trainer, "overfit_batches", 0)
         return MicroBatchLoader(rows, self.loader, shuffle=shuffle, rank=rank, world_size=world_size)
 
     @contextmanager
@@ -292,7 +291,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             raise ConfigError("the train split holds no images: check data.splits")
         loader = self._open_loader("train")
         if self.trainer:
-            loader.count_trained = partial(_count_trained, self.trainer)
+            loader.count_trained = partial(count_trained, self.trainer)
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
             self._resumed = None
@@ -358,11 +357,10 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             self.open_source()
             self._is_open = True
 
-    def _unstored(self) -> Self:
-        """This datamodule as it is when every file is read again, and nothing stored is used."""
+    def renew(self, source: Source) -> Self:
+        """This datamodule with another source, of which nothing was read yet."""
         fresh = copy.copy(self)
-        fresh._datasets, fresh._is_open, fresh.bank = {}, False, None
-        fresh.source = replace(cast(ImageFolder, self.source), cache="none")
+        fresh._datasets, fresh._is_open, fresh.bank, fresh.source = {}, False, None, source
         fresh.setup("fit")
         return fresh
 
@@ -397,9 +395,3 @@ def _says_last(kind: type[BaseDataModule[Any]], method: str) -> bool:
     """Whether a method was written for the `plan_batch` and `finish_batch` of a class, not for those of a parent."""
     made = {name: next(k for k, each in enumerate(kind.__mro__) if name in vars(each)) for name in (method, *_OF_BATCH)}
     return all(made[method] <= made[name] for name in _OF_BATCH)
-
-
-def _count_trained(trainer: L.Trainer) -> tuple[int, int]:
-    """The epoch under way, and the batches whose step is done: not those that are only fetched."""
-    loop: Any = trainer.fit_loop  # its progress is typed without `processed`
-    return loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.processed

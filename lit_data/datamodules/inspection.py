@@ -1,6 +1,7 @@
 """`InspectionDataModule`: single inspection images with masks of their defects, as people have them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -176,7 +177,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
     @override
     def check_sources(self) -> dict[str, int]:
-        return super().check_sources() | self._unstored().describe()
+        return super().check_sources() | self.renew(replace(self.source, cache="none")).describe()
 
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, those with masks, patches of each split."""

@@ -1,6 +1,7 @@
 """`StripeDataModule`: inspection images with a target and two references."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -171,7 +172,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     @override
     def check_sources(self) -> dict[str, int]:
         super().check_sources()
-        return self._unstored().describe()
+        return self.renew(replace(self.source, cache="none")).describe()
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """For each stage that was read its workers, and who draws the defects."""

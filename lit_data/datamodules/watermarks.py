@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -203,7 +203,7 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
 
     @override
     def check_sources(self) -> dict[str, int]:
-        found, fresh = super().check_sources(), self._unstored()
+        found, fresh = super().check_sources(), self.renew(replace(self.source, cache="none"))
         return found | {f"{split}_samples": len(fresh.dataset(split)) for split in SPLITS}
 
     def describe(self) -> dict[str, Any]:

@@ -1,24 +1,30 @@
 """Hydra's engine on the packaged configuration, and what it knows about groups, options and keys."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
+from typing_extensions import override
 
 from lit_data.commands.configuration.targets import join_key
 from lit_data.errors import ConfigError
@@ -47,9 +53,30 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
     before = engine.hydra, job.cfg
     engine.clear()
     try:
-        yield Hydra.create_main_hydra2(task_name="lit_data", config_search_path=search_path)
+        hydra = Hydra.create_main_hydra2(task_name="lit_data", config_search_path=search_path)
+        cast(ConfigLoaderImpl, hydra.config_loader).repository = FilesReadOnce(search_path)
+        yield hydra
     finally:
         engine.hydra, job.cfg = before
+
+
+class FilesReadOnce(ConfigRepository):
+    """The files below a search path, each parsed once however often a configuration is composed of them."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        self._read: dict[tuple[object, ...], ConfigResult | None] = {}
+        super().__init__(config_search_path)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return copy.copy(self)  # Hydra gives each composition its own, as it may look for files in other places
+
+    @override
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        key = (config_path, *((source.provider, source.path) for source in self.sources))
+        if key not in self._read:
+            self._read[key] = super().load_config(config_path)
+        found = self._read[key]
+        return found and replace(found, config=copy.deepcopy(found.config))  # what is composed takes its nodes away
 
 
 class ConfigTree:
@@ -65,6 +92,7 @@ class ConfigTree:
         self._hydra = hydra
         self.command = command
         self._search_words = [word for word in words if word.lstrip("+").startswith("hydra.searchpath=")]
+        self.options = cache(self._list_options)
         self.base = self.compose([])
 
     def parse(self, words: Sequence[str]) -> list[Override]:
@@ -89,7 +117,7 @@ class ConfigTree:
         words = [*self._search_words, *(word for word in words if word not in self._search_words)]
         return self._hydra.compose_config(self.command, words, RunMode.RUN, from_shell=False)
 
-    def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
+    def _list_options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
         """Names of the files (or of the groups) below a group; none when there is no such group."""
         loader = self._hydra.config_loader
         return loader.get_group_options(group, kind, config_name=self.command, overrides=list(self._search_words))

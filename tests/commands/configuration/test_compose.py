@@ -60,6 +60,15 @@ def test_plus_before_an_optional_group_may_be_left_out(group: str) -> None:
     assert compose("fit", [f"{group}={option}"]) == compose("fit", [f"+{group}={option}"])
 
 
+def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    load = OmegaConf.load
+    monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(str(file.name)), load(file))[1])
+    first = compose("fit", ["experiment=stripe", "paths.run=r"])
+    assert len(read) == len(set(read)) > 10
+    assert OmegaConf.to_yaml(first) == OmegaConf.to_yaml(compose("fit", ["experiment=stripe", "paths.run=r"]))
+
+
 def test_run_folder_and_logging_follow_the_command() -> None:
     with open_hydra() as hydra:
         cfg, words = check_run(hydra, "show", ["name=mine", "paths.runs=/out", "experiment=stripe"])

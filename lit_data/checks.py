@@ -1,10 +1,19 @@
 """Checks of options, with messages that say what is allowed."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, LitDataError
 
-_SHOWN = {"None": "null", "True": "true", "False": "false"}  # as YAML has them
+Made = TypeVar("Made")
+
+_SHOWN: Final = {"None": "null", "True": "true", "False": "false"}  # as YAML has them
+_SAID: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+_MAPPINGS: Final = (dict, Mapping)
+_LISTS: Final = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -41,3 +50,90 @@ def check_share(name: str, value: float) -> None:
     """
     if not 0 < value <= 1:
         raise ConfigError(f"{name}={value} is a share: give a number above 0 and up to 1")
+
+
+def call_checked(target: Callable[..., Made], args: Sequence[object], given: Mapping[str, object], key: str) -> Made:
+    """Call a function or class that checks its arguments itself; then, and where it fails, check their kinds.
+
+    Args:
+        target: What is called.
+        args: Arguments that are not checked.
+        given: Arguments that are.
+        key: Of the node that they come from, for messages.
+
+    Raises:
+        ConfigError: See `check_types`.
+    """
+    try:
+        made = target(*args, **given)
+    except LitDataError:
+        raise
+    except Exception:
+        check_types(target, given, key)
+        raise
+    check_types(target, given, key)
+    return made
+
+
+def check_types(target: Callable[..., Any], given: Mapping[str, object], key: str = "") -> None:
+    """Refuse arguments that a function or class does not have, or that are of another kind than their annotations.
+
+    A list may stand for a tuple and a whole number for a number, as in YAML; text is no list of letters. What cannot be
+    told from the annotation, such as a name in quotes or a protocol, passes.
+
+    Args:
+        target: What is called.
+        given: Arguments by their names.
+        key: Of the node that they come from, for messages.
+
+    Raises:
+        ConfigError: Names the key, the value and what may be given.
+    """
+    parameters = inspect.signature(target).parameters
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if unknown := not open_ended and sorted(given.keys() - parameters.keys()):
+        raise ConfigError(f"'{key}' has no '{unknown[0]}': choose from {', '.join(parameters)}")
+    for name, value in given.items():
+        hint = parameters[name].annotation if name in parameters else Any
+        if hint is not inspect.Parameter.empty and not _fits(value, hint):
+            raise ConfigError(f"'{f'{key}.{name}'.lstrip('.')}' is {value!r}: give {_describe(hint)}")
+
+
+def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation
+    kind, inner = get_origin(hint) or hint, list(get_args(hint))
+    if kind in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if kind is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in inner)
+    if not inspect.isclass(kind) or kind in (Any, object):
+        return True
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if kind in _MAPPINGS:
+        return isinstance(value, Mapping) and all(_all_fit(item, inner or [Any, Any]) for item in value.items())
+    if kind in _LISTS:
+        if isinstance(value, str | Mapping) or not isinstance(value, Collection):
+            return False
+        return _all_fit([*value], inner if kind is tuple or not inner else [*inner, ...])
+    return getattr(kind, "_is_protocol", False) or isinstance(value, kind)
+
+
+def _all_fit(values: Sequence[object], hints: Sequence[Any]) -> bool:
+    if not hints or hints[-1] is ...:
+        return all(_fits(value, hint) for value in values for hint in hints[:1])
+    return len(values) == len(hints) and all(map(_fits, values, hints))
+
+
+def _describe(hint: Any) -> str:  # noqa: ANN401 - any annotation
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_describe, inner)))
+    if kind is Literal:
+        return "one of " + ", ".join(_SHOWN.get(str(choice), str(choice)) for choice in inner)
+    if kind is tuple and ... not in inner:
+        return f"[{', '.join(map(_describe, inner))}]"
+    if kind in _MAPPINGS:
+        return "names with values"
+    if kind in _LISTS:
+        return f"a list, each {_describe(inner[0])}" if inner else "a list"
+    return _SAID.get(kind, f"a {getattr(kind, '__name__', kind)}")

@@ -1,6 +1,7 @@
 """Where a CT set comes from: its files, the index of their occupied voxels, and the drawn set."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -159,7 +160,7 @@ def read_sdf(sdf: float | str | None) -> float | None:
     """
     if sdf is None or sdf == "exact":
         return None
-    if not _is_number(sdf) or not float(sdf) > 0:
+    if not _is_number(sdf) or not 0 < float(sdf) < math.inf:
         raise ConfigError(f"sdf={sdf!r} is not allowed: the largest distance in mm, exact, or null")
     return float(sdf)
 
@@ -211,6 +212,7 @@ class CTSource(Source):
     cache_bytes: int
 
     takes_shards = True
+    draw = staticmethod(ensure_ct_samples)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -334,10 +336,6 @@ class CTSource(Source):
             if not all(np.array_equal(one, other) for one, other in pairs):
                 damaged.append(f"{show_path(source.path)}: its index is not what the file gives")
         return damaged + (volumes.bank.find_damages() if isinstance(volumes.bank, SparseStore) else [])
-
-    @override
-    def _make_samples(self, folder: Path) -> Path:
-        return ensure_ct_samples(folder, **self.samples)
 
     def _count(self, source: VolumeSource) -> int | str:
         """Occupied voxels of a volume, or what is wrong with it."""

@@ -53,6 +53,7 @@ class DetectionSource(ImageSet):
     size_px: tuple[int, int]
 
     takes_shards = True
+    draw = staticmethod(ensure_detection_samples)
 
     def open(self) -> tuple[DetectionFiles, DecodedStore | ShardedStore]:
         """The images that are good with their boxes and splits, and their pixels; the first call decodes them.
@@ -98,10 +99,6 @@ class DetectionSource(ImageSet):
         problems = find_faults(_list_sources(files), ImageDecoder(self.read))
         problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad")
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
-
-    @override
-    def _make_samples(self, folder: Path) -> Path:
-        return ensure_detection_samples(folder, **self.samples)
 
     @override
     def _find_images(self) -> list[ImageSource]:

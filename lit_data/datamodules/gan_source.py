@@ -72,6 +72,7 @@ class GANSource(ImageFolder):
 
     part = "gan"
     takes_shards = True
+    draw = staticmethod(ensure_gan_samples)
 
     @cached_property
     def layout(self) -> ViewLayout:
@@ -104,10 +105,6 @@ class GANSource(ImageFolder):
         if self.fit == "patches":
             return decoder
         return FittedDecoder(self.image_px, self.fit, self.padding, self.layout.tiles or 1, decoder)
-
-    @override
-    def _make_samples(self, folder: Path) -> Path:
-        return ensure_gan_samples(folder, **self.samples)
 
     @property
     @override

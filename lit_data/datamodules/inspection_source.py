@@ -83,6 +83,7 @@ class InspectionFiles(MaskedImageFolder):
             )
 
     takes_shards = True
+    draw = staticmethod(ensure_inspection_samples)
 
     @cached_property
     def found(self) -> InspectionSet:
@@ -255,10 +256,6 @@ class InspectionFiles(MaskedImageFolder):
     @override
     def _identity(self) -> str:
         return repr((os.path.realpath(self.folder), self.patterns, self.masks))
-
-    @override
-    def _make_samples(self, folder: Path) -> Path:
-        return ensure_inspection_samples(folder, **self.samples)
 
     @property
     @override

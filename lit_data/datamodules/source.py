@@ -6,13 +6,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast, get_args
 
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_types
 from lit_data.errors import ConfigError
 from lit_data.io.discovery import find_images, name_below
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
@@ -54,6 +54,9 @@ class Source(ABC):
     samples: Mapping[str, Any] = field(default_factory=dict)
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
+    draw: ClassVar[Callable[..., Path] | None] = None
+    """Makes the drawn set in a folder of its own below one, if it is not there, and says which."""
+
     takes_shards: ClassVar[bool] = False
     """Whether a root may be a set of shards; of images where samples are those of a `BankDataset`."""
 
@@ -68,13 +71,15 @@ class Source(ABC):
             has_default = option.default is not MISSING or option.default_factory is not MISSING
             value = given[option.name]
             if value is not None or not has_default:
-                value = tuple(value) if isinstance(value, list) else value
+                value = tuple(value) if isinstance(value, list | range) else value
                 options[option.name] = os.fspath(value) if isinstance(value, os.PathLike) else value
         return cls(**cast(Any, options))
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
-        if self.root is not None and not str(self.root).strip():
+        if not isinstance(self.root, str | None):
+            raise ConfigError(f"root is {self.root!r}: give one folder or address; data.patterns choose its files")
+        if self.root is not None and not self.root.strip():
             raise ConfigError(
                 "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for the drawn "
                 "set"
@@ -94,7 +99,7 @@ class Source(ABC):
         """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
         if self.shards is not None:
             return self.shards.folder
-        return self._root.folder if self.root else self._make_samples(self._cache / "samples")
+        return self._root.folder if self.root else self._make_samples()
 
     def refresh(self) -> None:
         """Bring the mirror of a root on a server, or what is known of a set of shards, up to date."""
@@ -169,13 +174,12 @@ class Source(ABC):
         """What tells one set from another in the cache."""
         return os.path.realpath(self.folder)
 
-    def _make_samples(self, folder: Path) -> Path:
-        """Make the drawn set in a folder of its own below, if it is not there, and say which; by default there is none.
-
-        Raises:
-            ConfigError: There is none.
-        """
-        raise ConfigError("there is no drawn set for this kind of data: set data.root")
+    def _make_samples(self) -> Path:
+        if self.draw is None:
+            raise ConfigError("there is no drawn set for this kind of data: set data.root")
+        draw = partial(self.draw, self._cache / "samples")
+        check_types(draw, self.samples, "samples")
+        return draw(**self.samples)
 
     @property
     def _scope(self) -> Scope | None:

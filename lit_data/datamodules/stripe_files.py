@@ -48,6 +48,7 @@ class StripeFiles(MaskedImageFolder):
 
     caches = ("store", "device", "lru", "none")
     takes_shards = True
+    draw = staticmethod(ensure_stripe_samples)
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -108,10 +109,6 @@ class StripeFiles(MaskedImageFolder):
     @override
     def _identity(self) -> str:
         return repr((os.path.realpath(self.folder), self.layout, self.patterns, sorted((self.files or {}).items())))
-
-    @override
-    def _make_samples(self, folder: Path) -> Path:
-        return ensure_stripe_samples(folder, **self.samples)
 
     @property
     @override

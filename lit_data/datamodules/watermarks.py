@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +42,7 @@ class WatermarkSource(MaskedImageFolder):
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
 
     takes_shards = True
+    draw = staticmethod(ensure_watermark_samples)
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -63,10 +63,6 @@ class WatermarkSource(MaskedImageFolder):
     @override
     def _identity(self) -> str:
         return repr((os.path.realpath(self.folder), self.patterns, self.masks))
-
-    @override
-    def _make_samples(self, folder: Path) -> Path:
-        return ensure_watermark_samples(folder, **self.samples)
 
     @property
     @override

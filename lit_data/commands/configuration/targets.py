@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lit_data.checks import call_checked
 from lit_data.commands.configuration.locate import is_below, resolve_target
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError, LitDataError
@@ -213,6 +214,8 @@ def _check_arguments(
 
 def _call(target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 - whatever the target makes
     try:
+        if is_below(target.__module__, ("lit_data",)):
+            return call_checked(target, args, kwargs, key)
         return target(*args, **kwargs)
     except LitDataError:
         raise

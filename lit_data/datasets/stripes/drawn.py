@@ -43,7 +43,7 @@ def place_spots(target: Floats, plan: DefectPlan, numbers: Iterable[int], top: i
         top: First row of the patch on the canvas.
         left: First column of the patch on the canvas.
     """
-    placed, shapes = [], cast(Spot, plan.spec.members[0]).shapes
+    placed, shapes = [], cast(Spot, plan.spec.members[0]).spots
     for number in numbers:
         shape = shapes[int(plan.values[number, 0])]
         y, x, amplitude = float(plan.y[number]), float(plan.x[number]), plan.amplitude[number]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+from lit_data.checks import call_checked
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.families.line import Line, Scratch
@@ -46,4 +47,4 @@ def _build(name: str, given: Any) -> Family:  # noqa: ANN401 - options or a fami
     known = [field.name for field in fields(FAMILIES[name])]
     if not isinstance(given, Mapping) or not given.keys() <= set(known):
         raise ConfigError(f"families.{name}={given!r}: its options are {', '.join(known)}")
-    return FAMILIES[name](**given)
+    return call_checked(FAMILIES[name], (), given, f"families.{name}")

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_data.checks import call_checked
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import Family, Floats, Parameters
 from lit_data.synthesis.kernels import SUBPIXELS, SpotShape, spot_kernels
@@ -31,7 +32,7 @@ class Spot(Family):
         shapes: The shapes to choose from; mappings with the fields of `SpotShape` are accepted.
     """
 
-    shapes: tuple[SpotShape, ...] = (
+    shapes: tuple[SpotShape | Mapping[str, float], ...] = (
         SpotShape(height_px=3, width_px=3, sigma_y_px=1.0, sigma_x_px=1.0),
         SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
     )
@@ -44,16 +45,24 @@ class Spot(Family):
 
     def __post_init__(self) -> None:
         """Accept mappings, as a configuration gives them."""
-        shapes = tuple(SpotShape(**shape) if isinstance(shape, Mapping) else shape for shape in self.shapes)
+        shapes = tuple(
+            call_checked(SpotShape, (), shape, "spot.shapes") if isinstance(shape, Mapping) else shape
+            for shape in self.shapes
+        )
         if not shapes:
             raise ConfigError("spot.shapes is empty: give at least one shape, or leave the family out")
         object.__setattr__(self, "shapes", shapes)
         Family.__post_init__(self)
 
     @property
+    def spots(self) -> tuple[SpotShape, ...]:
+        """The shapes."""
+        return cast(tuple[SpotShape, ...], self.shapes)
+
+    @property
     @override
     def variants(self) -> tuple[float, ...]:
-        return tuple(shape.weight for shape in self.shapes)
+        return tuple(shape.weight for shape in self.spots)
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
@@ -61,13 +70,13 @@ class Spot(Family):
 
     @override
     def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
-        return np.array((max(s.height_px for s in self.shapes), max(s.width_px for s in self.shapes)))
+        return np.array((max(s.height_px for s in self.spots), max(s.width_px for s in self.spots)))
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
         offset_y = ((windows.centre_y - windows.nearest_y + 0.5) * SUBPIXELS).long()
         offset_x = ((windows.centre_x - windows.nearest_x + 0.5) * SUBPIXELS).long()
-        return _table(self.shapes, windows.device)[parameters["shape"].long().view(-1), offset_y, offset_x]
+        return _table(self.spots, windows.device)[parameters["shape"].long().view(-1), offset_y, offset_x]
 
 
 @lru_cache(maxsize=16)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.callbacks.timing.plot import BoundedSeries
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -39,8 +41,8 @@ _MIB: Final = 2.0**20
 class Timeline:
     """Values and events over time, in bounded memory however long the run is.
 
-    When there are too many points, each two neighbours become one that keeps the lowest and the highest of each value;
-    from then on so many samples make one point. Of each kind of event every second is dropped, and all are counted.
+    Points that become one keep the lowest and the highest of each value. Of each kind of event every second is dropped
+    when there are too many, and all are counted.
 
     Args:
         most_points: Points kept at most.
@@ -48,15 +50,11 @@ class Timeline:
     """
 
     def __init__(self, most_points: int = 2000, most_marks: int = 200) -> None:
-        self._most_points = most_points
-        self._times_s: list[float] = []
-        self._ranges: list[NDArray[np.float64]] = []  # each [2, series]: lowest, highest
-        self._stride = 1
-        self._in_last = 0
+        self._points = BoundedSeries(most_points, _merge)  # each [2, series]: lowest, highest
         self.marks = {kind: Marks(most_marks) for kind in MARKS}
 
     def __len__(self) -> int:
-        return len(self._times_s)
+        return len(self._points)
 
     def add(self, time_s: float, values: Sequence[float]) -> None:
         """Add a sample.
@@ -65,29 +63,13 @@ class Timeline:
             time_s: Since the start.
             values: One for each of `SERIES`; NaN where it was not measured.
         """
-        sample = np.array([values, values], np.float64)
-        if self._times_s and self._in_last < self._stride:
-            self._ranges[-1] = _merge(self._ranges[-1], sample)
-        else:
-            self._times_s.append(time_s)
-            self._ranges.append(sample)
-            self._in_last = 0
-        self._in_last += 1
-        if len(self) > self._most_points:
-            self._thin()
+        self._points.add(time_s, np.array([values, values], np.float64))  # type: ignore[arg-type]  # of two rows
 
     def read(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Times in seconds [N], and the lowest and the highest values of each point [N, series]."""
-        ranges = np.array(self._ranges).reshape(-1, 2, len(SERIES))
-        return np.array(self._times_s), ranges[:, 0], ranges[:, 1]
-
-    def _thin(self) -> None:
-        pairs = range(0, len(self) - 1, 2)
-        last = self._ranges[-1:] if len(self) % 2 else []
-        self._ranges = [_merge(self._ranges[first], self._ranges[first + 1]) for first in pairs] + last
-        self._times_s = self._times_s[::2]
-        self._in_last += 0 if last else self._stride
-        self._stride *= 2
+        times_s, ranges = self._points.read()
+        ranges = ranges.reshape(-1, 2, len(SERIES))
+        return times_s, ranges[:, 0], ranges[:, 1]
 
 
 @dataclass

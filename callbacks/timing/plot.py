@@ -1,10 +1,10 @@
 """throughput.png: how fast a training was, batch by batch, and what its time went into."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import add
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,48 +35,55 @@ _DRAWN_BARS: Final = 120
 """Points of the lower picture: shares of single steps would be a comb."""
 
 
-class StepSeries:
-    """Rows of numbers over steps, in bounded memory: where there are too many, neighbours are added up.
+class BoundedSeries:
+    """Rows of numbers over steps or time, in bounded memory: where there are too many, each two neighbours become one.
+
+    From then on so many rows make one.
 
     Args:
         most_rows: Rows kept at most.
+        merge: Makes one row of two; by default adds them up.
     """
 
-    def __init__(self, most_rows: int = 2000) -> None:
-        self._most_rows = most_rows
-        self._steps: list[int] = []
-        self._rows: list[tuple[float, ...]] = []
+    def __init__(self, most_rows: int = 2000, merge: Callable[[Any, Any], Any] | None = None) -> None:
+        self._most_rows, self._merge = most_rows, merge or _add_up
+        self._places: list[float] = []
+        self._rows: list[Any] = []
         self._stride = 1
         self._in_last = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, step: int, row: tuple[float, ...]) -> None:
-        """Add the numbers of a step; of some that are added up the first step stands."""
+    def add(self, place: float, row: Sequence[Any]) -> None:
+        """Add the numbers of a step or moment; of some that became one the first place stands."""
         if self._rows and self._in_last < self._stride:
-            self._rows[-1] = tuple(map(add, self._rows[-1], row))
+            self._rows[-1] = self._merge(self._rows[-1], row)
             self._in_last += 1
             return
         if len(self) == self._most_rows:
             self._thin()
-            self.add(step, row)
+            self.add(place, row)
             return
-        self._steps.append(step)
+        self._places.append(place)
         self._rows.append(row)
         self._in_last = 1
 
     def read(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Steps [N] and rows [N, numbers]."""
-        return np.array(self._steps, np.float64), np.array(self._rows, np.float64)
+        """Places [N] and rows [N, ...]."""
+        return np.array(self._places, np.float64), np.array(self._rows, np.float64)
 
     def _thin(self) -> None:
         pairs = range(0, len(self) - 1, 2)
         last = self._rows[-1:] if len(self) % 2 else []
-        self._rows = [tuple(map(add, self._rows[first], self._rows[first + 1])) for first in pairs] + last
-        self._steps = self._steps[::2]
+        self._rows = [self._merge(self._rows[first], self._rows[first + 1]) for first in pairs] + last
+        self._places = self._places[::2]
         self._in_last += 0 if last else self._stride
         self._stride *= 2
+
+
+def _add_up(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
+    return tuple(map(add, first, second))
 
 
 class Throughput:
@@ -89,7 +96,7 @@ class Throughput:
     """
 
     def __init__(self, most_ooms: int = 200) -> None:
-        self.speed, self.parts = StepSeries(), StepSeries()
+        self.speed, self.parts = BoundedSeries(), BoundedSeries()
         self.ooms: list[int] = []
         self._most_ooms = most_ooms
 

@@ -8,9 +8,9 @@ from omegaconf import DictConfig
 
 from lit_data.commands.benchmarks.compare import run_collate, run_loaders
 from lit_data.commands.benchmarks.headroom import run_headroom
-from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device, read_options
+from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
 from lit_data.commands.benchmarks.overhead import run_overhead
-from lit_data.commands.configuration.targets import instantiate
+from lit_data.commands.configuration.targets import instantiate, read_options
 from lit_data.commands.diagnosis.machine import describe_machine, print_machine
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: An option is out of its range, or the mode does not fit the data.
     """
     suite = instantiate(cfg.suite)
-    options = suite or read_options(cfg.benchmark)
+    options = suite or read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
     machine = describe_machine(choose_device(options.device))
     log.info("%s", print_machine(machine))
     metrics = suite.run(cfg) if suite else _MODES[options.mode](cfg, options)

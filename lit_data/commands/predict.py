@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.configuration.locate import resolve_target
-from lit_data.commands.configuration.targets import allowed_names, trusted_names
+from lit_data.commands.configuration.targets import allowed_names, read_options, trusted_names
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
@@ -21,7 +21,7 @@ from lit_data.errors import ConfigError, DataError, Problems
 from lit_data.files import find_sha256
 from lit_data.tasks import find_task
 from lit_data.tasks.base import find_task_of
-from lit_data.tasks.options import PredictOptions, PredictRun, read_options
+from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.tasks.writer import FINGERPRINT
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         PartlyDoneError: Inputs are bad; the others are predicted.
     """
-    options, checkpoint = read_options(_to_plain(cfg.predict)), find_checkpoint(cfg)
+    options, checkpoint = read_options(PredictOptions, cfg.predict, "predict"), find_checkpoint(cfg)
     if options.folder is not None:
         check_outside_root(cfg, Path(options.folder), "predict.folder")
     datamodule, model = _open_data(cfg, options), build_model(cfg)

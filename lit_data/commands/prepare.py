@@ -2,18 +2,50 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.checks import check_count
+from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.export import export_set
 from lit_data.commands.session import build_datamodule, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.io.store.store import DecodedStore
 
+Split = Literal["train", "val", "test"]
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """The options of ``prepare``; conf/prepare.yaml has one line for each.
+
+    Args:
+        check: Only decode every file and list the bad ones.
+        verify: Compare the store and its sources with their checksums.
+        store: Write the set in shards to this folder or address.
+        shard_bytes: Decoded bytes of the images of a shard.
+        export: Write samples as training sees them into this folder.
+        export_stage: Whose samples.
+        export_epoch: The epoch they are drawn for.
+    """
+
+    check: bool
+    verify: bool
+    store: str | None
+    shard_bytes: int
+    export: str | None
+    export_stage: Split
+    export_epoch: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("shard_bytes", 1), ("export_epoch", 0)):
+            check_count(f"prepare.{name}", getattr(self, name), least)
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -30,35 +62,36 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         DataError: Files are bad; all of them are listed.
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
-    if cfg.prepare.check:
+    options = read_options(PrepareOptions, cfg.prepare, "prepare")
+    if options.check:
         counts = build_datamodule(cfg, prepared=False).check_sources()
         log.info("%s", _describe_good(counts))
         return {f"prepare/{key}": value for key, value in counts.items()}
-    if cfg.prepare.store:
-        return {f"prepare/{key}": value for key, value in _publish(cfg).items()}
+    if options.store:
+        return {f"prepare/{key}": value for key, value in _publish(cfg, options).items()}
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
-    if cfg.prepare.verify:
+    if options.verify:
         damaged = datamodule.verify_sources()
         if damaged:
             raise StoreCorruptError(f"{len(damaged)} entries are damaged:\n  " + "\n  ".join(damaged[:100]))
     report: dict[str, Any] = datamodule.describe()
     if isinstance(datamodule.bank, DecodedStore) and (told := datamodule.bank.describe_compression()):
         report["compression"] = told
-    if cfg.prepare.export:
-        report |= _export(cfg, datamodule)
+    if options.export:
+        report |= _export(cfg, options, datamodule)
     for key, value in report.items():
         log.info("%s: %s", key.replace("_", " "), value)
     return {f"prepare/{key}": value for key, value in report.items()}
 
 
-def _publish(cfg: DictConfig) -> dict[str, int]:
+def _publish(cfg: DictConfig, options: PrepareOptions) -> dict[str, int]:
     """Write the set in shards to a server or a network disk."""
-    source, address = build_datamodule(cfg, prepared=False).source, str(cfg.prepare.store)
+    source, address = build_datamodule(cfg, prepared=False).source, str(options.store)
     if source is None:
         raise ConfigError("prepare.store is for kinds of data whose files are those of a `Source`")
     check_outside_root(cfg, Path(address), "prepare.store")
-    report = source.publish(address, cfg.prepare.shard_bytes)
+    report = source.publish(address, options.shard_bytes)
     log.info("read it with data.root=%s", address)
     return report
 
@@ -72,13 +105,11 @@ def _describe_good(report: Mapping[str, Any]) -> str:
     return f"{report.get(what, 'all')} {what} good{left_out}" + (f"; {shares} {', '.join(splits)}" if splits else "")
 
 
-def _export(cfg: DictConfig, datamodule: BaseDataModule) -> dict[str, int]:
-    if cfg.prepare.export_stage not in ("train", "val", "test"):
-        raise ConfigError(f"prepare.export_stage={cfg.prepare.export_stage!r} must be train, val or test")
+def _export(cfg: DictConfig, options: PrepareOptions, datamodule: BaseDataModule) -> dict[str, int]:
     about = {"name": cfg.name, "seed": cfg.seed, "data": OmegaConf.to_container(cfg.data, resolve=True)}
-    folder, stage = Path(cfg.prepare.export), cfg.prepare.export_stage
+    folder = Path(str(options.export))
     check_outside_root(cfg, folder, "prepare.export")
     done = datamodule.export_files(folder)
     if done is None:
-        done = export_set(datamodule, folder, stage=stage, epoch=cfg.prepare.export_epoch, about=about)
+        done = export_set(datamodule, folder, stage=options.export_stage, epoch=options.export_epoch, about=about)
     return {f"exported_{key}": value for key, value in done.items()}

@@ -14,10 +14,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.configuration.compose import check_run
+from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.job import run_job
 from lit_data.commands.launcher import is_first_rank, place_run
-from lit_data.commands.sweeps.options import read_options, settle_direction
+from lit_data.commands.sweeps.options import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
 from lit_data.errors import ConfigError, LitDataError, StoreError
@@ -50,7 +51,7 @@ def run(
     with reporting_to_sweep(), open_hydra(config_dir) as hydra:
         cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
         sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
-        options, placed = read_options(cfg.get("sweep", {})), place_run(cfg, sweeps=sweeps)
+        options, placed = read_options(SweepOptions, cfg.get("sweep", {}), "sweep"), place_run(cfg, sweeps=sweeps)
         folder = Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute()
         _check_place(cfg, folder)
         flags = [word for name in packages for word in ("--package", name)]

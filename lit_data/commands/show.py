@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from lit_data.checks import check_count
+from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.pictures import draw_samples
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
@@ -19,6 +22,27 @@ from lit_data.tasks.figures import open_figure, save_figure, show_images, show_m
 from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """The options of ``show``; conf/show.yaml has one line for each.
+
+    Args:
+        stage: Whose samples.
+        count: Patches or images in the pictures.
+        examples: Of each family of defects.
+        epoch: The epoch they are drawn for.
+    """
+
+    stage: Stage
+    count: int
+    examples: int
+    epoch: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("count", 1), ("examples", 1), ("epoch", 0)):
+            check_count(f"show.{name}", getattr(self, name), least)
 
 
 _SIDE_PX = 64
@@ -79,16 +103,16 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Returns:
         Number of patches or images, defects and families shown.
     """
-    folder = Path(cfg.paths.run)
+    folder, options = Path(cfg.paths.run), read_options(ShowOptions, cfg.show, "show")
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
-    path, stage = folder / "samples.png", cfg.show.stage
-    batch, shown = draw_samples(datamodule, path, stage=stage, count=cfg.show.count, epoch=cfg.show.epoch)
+    path, stage = folder / "samples.png", options.stage
+    batch, shown = draw_samples(datamodule, path, stage=stage, count=options.count, epoch=options.epoch)
     rows = datamodule.inspect(stage).describe_plan(batch, shown)
     if rows:
         path = folder / "plan.csv"
         write_table(path, list(rows[0]), rows)
         log.info("plan: %s", path)
-    families = draw_families(datamodule, batch, folder / "families.png", stage=stage, count=cfg.show.examples)
+    families = draw_families(datamodule, batch, folder / "families.png", stage=stage, count=options.examples)
     find_task(datamodule).draw_augmented(batch, shown, folder / "augment.png", stage=stage)
     return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}

@@ -1,11 +1,11 @@
 """What a loader can be told."""
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Final, Literal
 
 import torch
 
-from lit_data.checks import check_choice, check_count
+from lit_data.checks import check_count, check_types
 from lit_data.errors import ConfigError
 from lit_data.rng import check_seed
 
@@ -17,14 +17,6 @@ StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 _LEAST: Final = {
     "batch_size": 1, "micro_batch_size": 1, "prefetch_batches": 1, "window_bytes": 1, "num_workers": 0,
 }  # fmt: skip
-_CHOICES: Final = {
-    "worker_kind": get_args(WorkerKind),
-    "start_method": get_args(StartMethod),
-    "locality": get_args(Locality),
-    "augment_on": get_args(Place),
-    "resizable": (True, False),
-    "pin_memory": (True, False, "auto"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +76,7 @@ class LoaderOptions:
                 check_count(name, value, least)
         if self.global_batch_size is not None:
             check_count("global_batch_size", self.global_batch_size, 1)
-        for name, choices in _CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
+        check_types(LoaderOptions, {field.name: getattr(self, field.name) for field in fields(self)})
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r} must be greater than 0")
         check_seed(self.seed)

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 import lightning as L
 
-from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.inference.export.quantise import Mode
@@ -110,12 +109,10 @@ class PredictOptions:
             raise ConfigError(
                 f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need at least 0"
             )
-        check_choice("predict.on_bad", self.on_bad, get_args(OnBad))
         if self.count is not None and self.count < 1:
             raise ConfigError(f"predict.count={self.count} must be at least 1")
         if self.overlap_px is None and self.margin_px is not None:
             raise ConfigError(f"predict.margin_px={self.margin_px} needs predict.overlap_px too")
-        check_choice("predict.quantise", self.quantise, (None, *get_args(Mode)))
         if self.calibration_images < 1:
             raise ConfigError(f"predict.calibration_images={self.calibration_images} must be at least 1")
         if self.quantise == "static":
@@ -190,16 +187,3 @@ class Predicted(NamedTuple):
 
     metrics: dict[str, Any]
     bad: Sequence[tuple[str, str]] = ()
-
-
-def read_options(node: Mapping[str, Any]) -> PredictOptions:
-    """The options from plain data.
-
-    Raises:
-        ConfigError: There is no such option, or a value is out of its range.
-    """
-    known = [field.name for field in fields(PredictOptions)]
-    unknown = sorted(set(map(str, node)) - set(known))
-    if unknown:
-        raise ConfigError(f"unknown key 'predict.{unknown[0]}': choose from {', '.join(known)}")
-    return PredictOptions(**node)

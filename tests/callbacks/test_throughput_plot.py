@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.callbacks.timing.plot import StepSeries, Throughput, draw_throughput
+from lit_data.callbacks.timing.plot import BoundedSeries, Throughput, draw_throughput
 from lit_data.callbacks.timing.step_clock import PARTS
 from lit_data.callbacks.timing.totals import Ended
 
@@ -18,7 +18,7 @@ def make_history(steps: int, measured: int) -> Throughput:
 
 
 def test_a_series_keeps_every_row_while_there_is_room() -> None:
-    series = StepSeries(most_rows=4)
+    series = BoundedSeries(most_rows=4)
     for step in range(4):
         series.add(step, (1, 10 * step))
     steps, rows = series.read()
@@ -29,7 +29,7 @@ def test_a_series_keeps_every_row_while_there_is_room() -> None:
 @pytest.mark.parametrize("most_rows", [4, 5])
 @pytest.mark.parametrize("count", range(3, 60, 4))
 def test_a_long_series_is_added_up_and_loses_nothing(most_rows: int, count: int) -> None:
-    series = StepSeries(most_rows)
+    series = BoundedSeries(most_rows)
     for step in range(count):
         series.add(step, (1, step))
         assert len(series) <= most_rows

@@ -14,7 +14,7 @@ from lit_data.commands.benchmarks.compare import Recommendation, apply, recommen
 from lit_data.commands.benchmarks.feeds import BareCopy, Candidate, JoinedBatches, MicroBatchSampler, make_torch_loader
 from lit_data.commands.benchmarks.headroom import TrainingClock
 from lit_data.commands.benchmarks.measure import Limits, measure, measure_rows
-from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device, read_options
+from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
 from lit_data.commands.benchmarks.rows import (
     COLUMNS,
     HEADINGS,
@@ -28,6 +28,7 @@ from lit_data.commands.benchmarks.rows import (
 )
 from lit_data.commands.benchmarks.table import show_lines, write_lines
 from lit_data.commands.configuration.compose import compose
+from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.diagnosis.machine import describe_machine, print_machine
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.types import Batch
@@ -73,7 +74,7 @@ def _options(**changes: Any) -> BenchmarkOptions:
     cfg = compose("benchmark", ["paths.run=x"])
     for key, value in changes.items():
         cfg.benchmark[key] = value
-    return read_options(cfg.benchmark)
+    return read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_a_wrong_option_is_refused(changes: dict[str, Any], message: str) -> Non
 
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     cfg = compose("benchmark", ["paths.run=x", "+benchmark.repeat=2"])
-    with pytest.raises(ConfigError, match=r"^unknown key 'benchmark\.repeat'\. Did you mean 'repeats'\?$"):
-        read_options(cfg.benchmark)
+    with pytest.raises(ConfigError, match=r"^unknown key 'benchmark\.repeat'.* Did you mean 'benchmark\.repeats'\?$"):
+        read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
 
 
 def test_the_device_must_exist() -> None:

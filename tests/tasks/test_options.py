@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
-from lit_data.tasks.options import PredictOptions, read_options
+from lit_data.tasks.options import PredictOptions
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "predict.yaml"
 
@@ -33,16 +34,17 @@ def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
     [
         ({"threshold": 1.5}, r"predict.threshold=1.5 must be from 0 to 1"),
         ({"min_area_px": -1}, r"predict.min_area_px=-1.*need at least 0"),
-        ({"on_bad": "ignore"}, r"predict.on_bad='ignore' is unknown: choose one of error, skip"),
+        ({"on_bad": "ignore"}, r"'predict.on_bad' is 'ignore': give one of error, skip"),
         ({"margin_px": 3}, r"predict.margin_px=3 needs predict.overlap_px too"),
+        ({"readers": "two"}, r"'predict.readers' is 'two': give a whole number"),
         ({"quantise": "static", "lanes": 2}, r"predict.lanes=2 is not for what predict.quantise=static compiles"),
         ({"quantise": "static", "compile": True}, r"predict.quantise=static compiles by itself"),
-        ({"tiles": 3}, r"unknown key 'predict.tiles': choose from threshold, "),
+        ({"tiles": 3}, r"unknown key 'predict.tiles'.*Did you mean 'predict.tile_px'"),
     ],
 )
 def test_wrong_values_are_refused(given: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        read_options(given)
+        read_options(PredictOptions, given, "predict")
 
 
 @pytest.mark.parametrize("tile", [0, [512], [1, 2, 3], "big"])

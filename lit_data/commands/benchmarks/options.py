@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lit_data.checks import check_choice, check_count
 from lit_data.commands.benchmarks.rows import METHODS
-from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
 MODES: Final = ("loaders", "collate", "headroom", "callbacks")
@@ -110,20 +109,6 @@ class BenchmarkOptions:
                 f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "
                 "only one that recommends a setting"
             )
-
-
-def read_options(node: DictConfig) -> BenchmarkOptions:
-    """The options of the node `benchmark` of a configuration.
-
-    Raises:
-        ConfigError: A value is out of its range, or a key is unknown.
-    """
-    given: dict[str, Any] = {str(key): value for key, value in OmegaConf.to_object(node).items()}  # type: ignore[union-attr]
-    known = [field.name for field in fields(BenchmarkOptions)]
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"unknown key 'benchmark.{name}'.{did_you_mean(nearest(name, known))}")
-    return BenchmarkOptions(**given)
 
 
 def choose_device(name: str) -> torch.device:

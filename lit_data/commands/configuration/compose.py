@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
@@ -14,6 +14,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from lit_data.checks import check_types
 from lit_data.commands.configuration.explain import explain, find_unknown, missing_value, open_arguments
 from lit_data.commands.configuration.hydra_node import check_hydra_node
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
@@ -23,6 +24,14 @@ from lit_data.errors import ConfigError
 from lit_data.io.remote import check_plain, check_words
 
 _PACKAGED = Path(__file__).parents[2] / "conf"
+
+
+class _Common(NamedTuple):
+    """What every command has."""
+
+    name: str | float
+    seed: int
+    paths: Mapping[str, str | None]
 
 
 def compose(
@@ -167,6 +176,7 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
         raise ConfigError(
             f"'command' is {cfg.command!r}, but the first word on the command line says '{tree.command}'."
         )
+    check_types(_Common, {name: job[name] for name in ("name", "seed", "paths") if name in job})
     check_plain(job)
     _check_numbers(job)
     check_targets({"hydra": hydra})

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_data.checks import call_checked
+from lit_data.checks import Made, call_checked
 from lit_data.commands.configuration.locate import is_below, resolve_target
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError, LitDataError
@@ -117,6 +117,24 @@ def instantiate(node: Container | Mapping[str, Any] | Sequence[Any] | None, *arg
     if isinstance(plain, dict) and "_target_" in plain:
         return _build_object(plain, key, args, kwargs)
     return _build(plain, key)
+
+
+def read_options(kind: Callable[..., Made], node: Container | Mapping[str, Any], key: str) -> Made:
+    """The options of a command from its node.
+
+    Args:
+        kind: Their dataclass, which checks its values itself.
+        node: Their names and values.
+        key: Of the node.
+
+    Raises:
+        ConfigError: It is no node, there is no such option, or a value cannot be used.
+    """
+    plain = _resolve(node)
+    if not isinstance(plain, dict):
+        raise ConfigError(f"'{key}' is {plain!r}: it must hold names and values")
+    _check_arguments(kind, (), plain, key, partial=True)
+    return call_checked(kind, (), plain, key)
 
 
 def find_targets(plain: object, key: str = "") -> Iterator[tuple[str, object]]:

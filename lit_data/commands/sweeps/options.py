@@ -1,11 +1,11 @@
 """The options of a sweep, the node `sweep` of the configuration."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
@@ -31,41 +31,16 @@ class SweepOptions:
     """
 
     metric: str | None = None
-    mode: str = "auto"
-    columns: tuple[str, ...] = ()
-    isolate: str = "process"
+    mode: Literal["auto", "min", "max"] = "auto"
+    columns: Sequence[str] | None = ()
+    isolate: Literal["process", "none"] = "process"
     resume: str | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("mode", ("auto", "min", "max")), ("isolate", ("process", "none"))):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(f"sweep.{name} is {value!r}: choose one of {', '.join(allowed)}")
-        for name in ("metric", "resume"):
-            value = getattr(self, name)
-            if not (value is None or (isinstance(value, str) and value)):
-                raise ConfigError(f"sweep.{name} is {value!r}: it must be a text or null")
-        if not all(isinstance(column, str) for column in self.columns):
-            raise ConfigError(f"sweep.columns is {list(self.columns)}: it must be a list of keys of summary.json")
-
-
-def read_options(node: object) -> SweepOptions:
-    """The options of the node `sweep`.
-
-    Raises:
-        ConfigError: an option is unknown or out of its range.
-    """
-    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
-    if not isinstance(plain, dict):
-        raise ConfigError(f"'sweep' is {plain!r}: it must hold the options of a sweep")
-    names = [field.name for field in fields(SweepOptions)]
-    for key in plain:
-        if key not in names:
-            raise ConfigError(f"unknown key 'sweep.{key}'.{did_you_mean(nearest(str(key), names))}")
-    columns = plain.get("columns") or []
-    if not isinstance(columns, list):
-        raise ConfigError(f"sweep.columns is {columns!r}: it must be a list of keys of summary.json")
-    return SweepOptions(**{**plain, "columns": tuple(columns)})
+        if "" in (self.metric, self.resume):
+            raise ConfigError(
+                f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text, or null for none"
+            )
 
 
 def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:

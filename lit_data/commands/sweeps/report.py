@@ -192,7 +192,7 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, plan: Plan, sweep: Swee
     if metric is not None and done and not any(is_number(job.metrics.get(metric)) for job in done):
         log.warning("%s", explain_metric(metric, done[0].metrics))
     best = _find_best(jobs, metric, choose_direction(sweep.options, metric, monitored))
-    _print_table(jobs, plan, [key for key in (metric, *sweep.options.columns) if key], best)
+    _print_table(jobs, plan, [key for key in (metric, *(sweep.options.columns or ())) if key], best)
     _write_csv(sweep.folder / "sweep.csv", jobs)
     _draw(jobs, sweep.folder / "sweep.png", metric, plan)
     summary = {**_summarise(jobs, plan, metric, best), "seconds": round(seconds, 3)}

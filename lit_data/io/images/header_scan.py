@@ -147,8 +147,14 @@ def check_reading(workers: int, on_bad: str) -> None:
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
 
 
-def raise_bad(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad) -> None:
+def raise_bad(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what: str = "images") -> None:
     """Raise one error for all bad sources, unless they are to be skipped and some good ones are left.
+
+    Args:
+        bad: (path, what is wrong) of each.
+        total: Of all sources.
+        on_bad: ``error`` or ``skip``.
+        what: They are, for the message.
 
     Raises:
         DataError: Lists the bad sources.
@@ -158,7 +164,7 @@ def raise_bad(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad) -> None
     problems = Problems()
     for path, message in bad:
         problems.add(path, message)
-    problems.raise_if_any(f"{len(bad)} of {total} images are bad")
+    problems.raise_if_any(f"{len(bad)} of {total} {what} are bad")
 
 
 def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError
 from lit_data.files import write_json
 from lit_data.io.images.decoders import ImageSource
-from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.cache import ShardCache
 from lit_data.io.shards.index import Shard, add_shards, join_key, locate_below, read_shards
@@ -26,7 +26,7 @@ from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_build import Write, open_writer, raise_bad_volumes
+from lit_data.io.volumes.sparse_build import Write, open_writer
 from lit_data.io.volumes.sparse_file import SUFFIX, StoredVolume, make_key
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
@@ -106,7 +106,7 @@ def publish_volumes(
         found = list(track(ordered_map(work, sources, processes), "writing shards", len(sources)))
     pairs = list(zip(sources, found, strict=True))
     bad = [(names[source.files[0]], fault) for source, fault in pairs if isinstance(fault, str)]
-    raise_bad_volumes(bad, len(sources), on_bad)
+    raise_bad(bad, len(sources), on_bad, what="volumes")
     volumes = [entry for entry in found if not isinstance(entry, str)]
     index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
     counts = {"volumes": len(volumes), "skipped": len(bad), "points": sum(entry.points for entry in volumes)}

@@ -8,13 +8,12 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from lit_data.errors import DataError
-from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import track
 from lit_data.io.volumes.indexing import IndexOptions, index_volume
 from lit_data.io.volumes.reading import open_labels, open_volume
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_build import raise_bad_volumes
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ def check_headers(
     bad = [(source.path, fault) for source, fault in zip(sources, faults, strict=True) if fault is not None]
     if not sources:
         raise DataError("the list of volumes is empty; check the data folder")
-    raise_bad_volumes(bad, len(sources), on_bad)
+    raise_bad(bad, len(sources), on_bad, what="volumes")
     return [source for source, fault in zip(sources, faults, strict=True) if fault is None], tuple(bad)
 
 

@@ -21,9 +21,9 @@ from typing import Any
 from rich.filesize import decimal
 
 from lit_data import errors
-from lit_data.errors import ConfigError, DataError, LitDataError, Problems, StoreError, WorkerDiedError, show_path
+from lit_data.errors import ConfigError, DataError, LitDataError, StoreError, WorkerDiedError, show_path
 from lit_data.io.images.decoders import ImageSource
-from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.files import explain_errors
 from lit_data.io.store.sources import list_sources
@@ -196,27 +196,8 @@ def build_files(plan: BuildPlan) -> tuple[list[Path], Bad]:
                     sweep(plan.folder)  # of processes that were ended in the middle of their work
                 _remove_stale(plan, targets)
     skipped = tuple((plan.sources[number].path, reason) for number, reason in sorted(bad.items()))
-    raise_bad_volumes(skipped, len(plan.sources), plan.on_bad)
+    raise_bad(skipped, len(plan.sources), plan.on_bad, what="volumes")
     return [target for number, target in enumerate(targets) if number not in bad], skipped
-
-
-def raise_bad_volumes(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad) -> None:
-    """Raise one error for all bad volumes, unless they are to be skipped and some good ones are left.
-
-    Args:
-        bad: (path, what is wrong) of each.
-        total: Of all volumes.
-        on_bad: ``error`` or ``skip``.
-
-    Raises:
-        DataError: Lists the bad volumes.
-    """
-    if on_bad == "skip" and len(bad) < total:
-        return
-    problems = Problems()
-    for path, reason in bad:
-        problems.add(path, reason)
-    problems.raise_if_any(f"{len(bad)} of {total} volumes are bad")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, check_seed, uniform
 from lit_data.synthesis.families.base import Range, check_range
@@ -239,9 +239,7 @@ class WatermarkSpec:
             check_choice("modes", mode, MODES)
         check_seed(self.text_seed)
         for name in ("text_count", "cache_bytes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+            check_count(name, getattr(self, name), 1)
         if self.texts is not None and (
             not isinstance(self.texts, tuple)
             or not self.texts

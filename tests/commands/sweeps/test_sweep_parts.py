@@ -9,13 +9,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from lit_data.commands.configuration.compose import compose
+from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.sweeps import process as sweep_process
 from lit_data.commands.sweeps.options import (
     SweepOptions,
     choose_direction,
     find_monitor,
     optimized_metric,
-    read_options,
     settle_direction,
 )
 from lit_data.commands.sweeps.plan import JobRecord, check_same, digest_config, read_record, write_record
@@ -51,19 +51,19 @@ def test_a_job_may_have_no_metric_unless_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"isolate": "thread"}, r"^sweep\.isolate is 'thread': choose one of process, none$"),
-        ({"mode": "most"}, r"^sweep\.mode is 'most': choose one of auto, min, max$"),
-        ({"columns": "a"}, r"^sweep\.columns is 'a': it must be a list"),
-        ({"columns": [1]}, r"^sweep\.columns is \[1\]: it must be a list"),
-        ({"metric": 3}, r"^sweep\.metric is 3: it must be a text or null$"),
-        ({"resume": ""}, r"^sweep\.resume is '': it must be a text or null$"),
-        ({"metrik": "a"}, r"^unknown key 'sweep\.metrik'\. Did you mean 'metric'\?$"),
-        ("latest", r"^'sweep' is 'latest': it must hold the options of a sweep$"),
+        ({"isolate": "thread"}, r"^'sweep\.isolate' is 'thread': give one of process, none$"),
+        ({"mode": "most"}, r"^'sweep\.mode' is 'most': give one of auto, min, max$"),
+        ({"columns": "a"}, r"^'sweep\.columns' is 'a': give a list, each text or null$"),
+        ({"columns": [1]}, r"^'sweep\.columns' is \[1\]: give a list, each text or null$"),
+        ({"metric": 3}, r"^'sweep\.metric' is 3: give text or null$"),
+        ({"resume": ""}, r"sweep\.resume='': give text or null$"),
+        ({"metrik": "a"}, r"^unknown key 'sweep\.metrik'.* Did you mean 'sweep\.metric'\?$"),
+        ("latest", r"^'sweep' is 'latest': it must hold names and values$"),
     ],
 )
 def test_options_are_checked(node: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_options(OmegaConf.create(node) if isinstance(node, dict) else node)
+        read_options(SweepOptions, OmegaConf.create(node) if isinstance(node, dict) else node, "sweep")
 
 
 def test_the_checkpoint_says_what_is_good() -> None:

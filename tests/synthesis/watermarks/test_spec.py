@@ -24,7 +24,7 @@ from lit_data.synthesis.watermarks.spec import draw_texts
         ({"texts": ()}, r"texts=\(\) must be a list of lines"),
         ({"texts": "DRAFT"}, "texts='DRAFT' must be a list of lines"),
         ({"texts": ("two\nlines",)}, "must be a list of lines"),
-        ({"text_count": 0}, "text_count=0 must be a whole number of at least 1"),
+        ({"text_count": 0}, "text_count=0 is not usable: choose a whole number of at least 1"),
         ({"text_seed": -1}, "seed=-1 is not usable"),
     ],
 )

@@ -39,7 +39,7 @@ class SweepOptions:
     def __post_init__(self) -> None:
         if "" in (self.metric, self.resume):
             raise ConfigError(
-                f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text, or null for none"
+                f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text or null"
             )
 
 

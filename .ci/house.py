@@ -15,7 +15,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 38_766,
+    "code lines": 38_767,
     "files": 380,
     "files in circles": 0,
     "casts": 25,

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import lightning as L
 
+from lit_data.checks import check_types
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.inference.export.quantise import Mode
@@ -103,6 +104,8 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         """Check what `TiledPredictor` does not."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_types(PredictOptions, given, "predict")
         if not 0 <= self.least_score <= 1:
             raise ConfigError(f"predict.threshold={self.threshold} must be from 0 to 1")
         if min(self.min_area_px, self.large_px) < 0:

@@ -115,7 +115,7 @@ def test_the_net_is_written_with_images_of_the_set(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"quantise": "int8"}, r"^predict\.quantise='int8' is unknown: choose one of null, dynamic, static, bf16$"),
+        ({"quantise": "int8"}, r"^'predict\.quantise' is 'int8': give one of dynamic, static, bf16 or null$"),
         ({"calibration_images": 0}, r"^predict\.calibration_images=0 must be at least 1$"),
         (
             {"quantise": "static", "memory_limit_bytes": 10**9},

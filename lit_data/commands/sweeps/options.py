@@ -38,9 +38,7 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         if "" in (self.metric, self.resume):
-            raise ConfigError(
-                f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text or null"
-            )
+            raise ConfigError(f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text or null")
 
 
 def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:

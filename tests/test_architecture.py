@@ -1,6 +1,7 @@
 """DESIGN: who may import whom, and how long files and functions may be."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,11 @@ OUTSIDE = [
 ]
 """What each layer may import beside the layers below it."""
 
+PRIVATE_USES = {
+    "test_adaptive_twins.py: _last",  # sizes of pieces are forced, which nobody else may do
+    "test_adaptive_twins.py: _replay",
+    *(f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale", "_version")),  # refused as targets
+}
 ONLY_HERE = {
     "kornia": ["augment"],
     "hydra": ["commands"],
@@ -172,3 +178,15 @@ def _imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
             names = [node.module or ""]
         for name in names:
             yield name, id(node) in inside, id(node) in typing
+
+
+def test_tests_name_no_private_parts_of_the_package() -> None:
+    defined = re.compile(r"(?:def |class |self\.|cls\.|^\s*)(_[a-zA-Z]\w+)", re.MULTILINE)
+    ours = {name for path in FILES for name in defined.findall(path.read_text(encoding="utf-8"))}
+    found = set()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        reached = re.findall(r"(?<!self)(?<!cls)\.(_[a-zA-Z]\w+)|setattr\(\s*\w+, \"(_[a-zA-Z]\w+)\"", text)
+        names = {name for pair in reached for name in pair} & ours - set(defined.findall(text))
+        found |= {f"{path.name}: {name}" for name in names}
+    assert found == PRIVATE_USES

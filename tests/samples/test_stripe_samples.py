@@ -185,8 +185,9 @@ def interrupt(*_: object, **__: object) -> None:
 KILLED_RUN = """
 import os, signal, sys
 from pathlib import Path
+import tifffile
 from lit_data.samples import stripes as stripe_samples
-stripe_samples._write_tiff = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+tifffile.imwrite = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 stripe_samples.ensure_stripe_samples(Path(sys.argv[1]), count=6, height_px=128, width_px=112, dtype="float32")
 """
 

@@ -185,7 +185,7 @@ def test_only_public_classes_that_are_made_for_it_are_allowed(target: str) -> No
 @pytest.mark.parametrize(
     "target",
     [
-        "lit_data.io.volumes.sparse_build._start",
+        "lit_data.io.volumes.sparse_build._remove_stale",
         "torch.nn.utils._deprecation_utils.lazy_deprecated_import",
         "lightning.fabric.plugins.precision.utils._ClassReplacementContextManager",
         "torchmetrics.text.BERTScore",

@@ -181,7 +181,7 @@ def test_a_mutant_is_read_or_refused_in_our_own_words(name: str, tmp_path: Path)
     case, draws = CASES[name](tmp_path), random.Random(name)
     whole = case.path.read_bytes()
     case.parse()
-    for _ in range(MUTANTS // (5 if name.startswith("run") else 1)):
+    for _ in range(MUTANTS // (10 if name.startswith("run") else 1)):
         mutant = _mutate(whole, draws)
         case.path.write_bytes(mutant)
         began_s = time.process_time()

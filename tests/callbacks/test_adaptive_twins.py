@@ -289,7 +289,7 @@ def test_twins_when_the_first_optimizer_step_fails(point: Point, precision: str,
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("point", PIECEWISE)
 def test_twins_at_every_place(point: Point, precision: str, accumulate: int, clip: float | None) -> None:
-    for batch, halvings in product(range(4), (0, 1, 2)):
+    for batch, halvings in product((0, 2, 3), (0, 1, 2)):  # first and last of a step, and the first of the next
         for last in range(2**halvings):
             places = [(16 >> number, batch, 0) for number in range(halvings)] + [(16 >> halvings, batch, last)]
             check_twins(

@@ -62,9 +62,10 @@ def test_commands_give_what_they_give_from_files(kind: str, tmp_path: Path, monk
         resumed = run("predict", "from_shards", ckpt, shards, "predict.resume=true", f"predict.folder={found[1]}")
         kept = json.loads((resumed / "summary.json").read_text())["predict/images_kept"]
         assert kept == len((resumed / "images.jsonl").read_text().splitlines()) > 4
-    run("show", "shown", shards)
     run("prepare", "verified", shards, "prepare.verify=true")
-    run("benchmark", "measured", shards, *MEASURED)
+    if kind in ("stripe", "ct"):  # the others' loaders read the same banks
+        run("show", "shown", shards)
+        run("benchmark", "measured", shards, *MEASURED)
 
 
 def _without_seconds(path: Path) -> bytes:

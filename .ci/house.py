@@ -15,7 +15,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "code lines": 38_767,
+    "code lines": 38_757,
     "files": 380,
     "files in circles": 0,
     "casts": 25,

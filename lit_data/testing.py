@@ -20,10 +20,9 @@ from typing_extensions import override
 
 from lit_data.batch_form import batch_tensors, count_samples
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datasets.bank_dataset import read_rows
 from lit_data.io.images.writing import write_image
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import RowWriter, Stage
+from lit_data.types import RowWriter, Stage, read_rows
 
 QUIET: Final[Mapping[str, Any]] = {
     "accelerator": "cpu",
@@ -34,8 +33,6 @@ QUIET: Final[Mapping[str, Any]] = {
     "enable_model_summary": False,
 }
 """Options of a Trainer that prints and writes nothing."""
-
-Rows = dict[str, np.ndarray[Any, Any]]
 
 
 def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples: int = 8) -> None:

@@ -4,7 +4,7 @@ Shape legend, used by every docstring:
     B samples in a batch, M samples in a micro-batch, C channels, H and W pixels (rows and columns), N defects or boxes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
@@ -119,6 +119,34 @@ class RowWriter(Protocol):
     ) -> Mapping[str, list[Any]] | None:
         """Write the samples of `indices` into the rows of each key; return what has no rows (text), if anything."""
         ...
+
+
+def read_rows(dataset: RowWriter, indices: NDArray[np.int64], epoch: int = 0) -> dict[str, Array]:
+    """Rows of several samples in memory of their own."""
+    shapes = row_shapes(dataset.fields).items()
+    rows = {name: np.zeros((len(indices), *shape), dtype) for name, (shape, dtype) in shapes}
+    dataset.write_into(rows, indices, epoch)
+    return rows
+
+
+def read_samples(dataset: RowWriter, indices: Sequence[int], epoch: int) -> "list[dict[str, torch.Tensor]]":
+    """Samples one by one, without the room for items that they do not have.
+
+    Raises:
+        IndexError: The dataset has fewer samples.
+    """
+    import torch
+
+    for index in indices:
+        if not 0 <= index < len(dataset):
+            raise IndexError(f"sample {index} of {len(dataset)}")
+    rows = read_rows(dataset, np.array(indices, dtype=np.int64), epoch)
+    tensors = {name: torch.from_numpy(rows[name]) for name in dataset.fields}
+    counts = {name: rows[name + COUNT_SUFFIX] for name, field in dataset.fields.items() if field.max_items is not None}
+    return [
+        {name: tensor[row][: counts[name][row]] if name in counts else tensor[row] for name, tensor in tensors.items()}
+        for row in range(len(indices))
+    ]
 
 
 @runtime_checkable

@@ -35,6 +35,10 @@ _DRAWN_BARS: Final = 120
 """Points of the lower picture: shares of single steps would be a comb."""
 
 
+def _add_up(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
+    return tuple(map(add, first, second))
+
+
 class BoundedSeries:
     """Rows of numbers over steps or time, in bounded memory: where there are too many, each two neighbours become one.
 
@@ -45,8 +49,8 @@ class BoundedSeries:
         merge: Makes one row of two; by default adds them up.
     """
 
-    def __init__(self, most_rows: int = 2000, merge: Callable[[Any, Any], Any] | None = None) -> None:
-        self._most_rows, self._merge = most_rows, merge or _add_up
+    def __init__(self, most_rows: int = 2000, merge: Callable[[Any, Any], Any] = _add_up) -> None:
+        self._most_rows, self._merge = most_rows, merge
         self._places: list[float] = []
         self._rows: list[Any] = []
         self._stride = 1
@@ -80,10 +84,6 @@ class BoundedSeries:
         self._places = self._places[::2]
         self._in_last += 0 if last else self._stride
         self._stride *= 2
-
-
-def _add_up(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
-    return tuple(map(add, first, second))
 
 
 class Throughput:

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.bank_dataset import read_rows
 from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.loading.device_timer import read_clock
 from lit_data.loading.machine import count_cores
 from lit_data.synthesis import render, sample_plan
-from lit_data.types import Array, Batch, FieldSpec, RowWriter
+from lit_data.types import Array, Batch, FieldSpec, RowWriter, read_rows
 
 log = logging.getLogger(__name__)
 

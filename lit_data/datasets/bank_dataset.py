@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.store import StoredImages
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, LookAhead, RowWriter, SampleRuns, row_shapes
+from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns, read_samples
 
 if TYPE_CHECKING:
     import torch
@@ -123,31 +123,3 @@ class BankDataset(ABC):
         for bank in (self.bank, self.masks):
             if isinstance(bank, StoredImages):
                 bank.check_size()
-
-
-def read_rows(dataset: RowWriter, indices: Ints, epoch: int = 0) -> dict[str, Array]:
-    """Rows of several samples in memory of their own."""
-    shapes = row_shapes(dataset.fields).items()
-    rows = {name: np.zeros((len(indices), *shape), dtype) for name, (shape, dtype) in shapes}
-    dataset.write_into(rows, indices, epoch)
-    return rows
-
-
-def read_samples(dataset: RowWriter, indices: Sequence[int], epoch: int) -> "list[dict[str, torch.Tensor]]":
-    """Samples one by one, without the room for items that they do not have.
-
-    Raises:
-        IndexError: The dataset has fewer samples.
-    """
-    import torch
-
-    for index in indices:
-        if not 0 <= index < len(dataset):
-            raise IndexError(f"sample {index} of {len(dataset)}")
-    rows = read_rows(dataset, np.array(indices, dtype=np.int64), epoch)
-    tensors = {name: torch.from_numpy(rows[name]) for name in dataset.fields}
-    counts = {name: rows[name + COUNT_SUFFIX] for name, field in dataset.fields.items() if field.max_items is not None}
-    return [
-        {name: tensor[row][: counts[name][row]] if name in counts else tensor[row] for name, tensor in tensors.items()}
-        for row in range(len(indices))
-    ]

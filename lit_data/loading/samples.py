@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
-from lit_data.types import Array, Batch, FieldSpec, RowWriter
+from lit_data.types import Array, Batch, FieldSpec, RowWriter, read_samples
 
 _VIEWED_AS: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 """Dtypes that NumPy lacks travel as integers of their size."""
@@ -352,7 +352,7 @@ class SingleSamples:
     """A dataset that writes rows, read sample by sample, as torch's own loader does.
 
     Args:
-        dataset: Its fields are not ragged.
+        dataset: What it writes.
     """
 
     def __init__(self, dataset: RowWriter) -> None:
@@ -366,6 +366,4 @@ class SingleSamples:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        rows = {key: np.zeros((1, *spec.shape), spec.dtype) for key, spec in self._dataset.fields.items()}
-        self._dataset.write_into(rows, np.array([index]), self.epoch)
-        return {key: torch.from_numpy(row)[0] for key, row in rows.items()}
+        return read_samples(self._dataset, [index], self.epoch)[0]

@@ -176,7 +176,7 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
         raise ConfigError(
             f"'command' is {cfg.command!r}, but the first word on the command line says '{tree.command}'."
         )
-    check_types(_Common, {name: job[name] for name in ("name", "seed", "paths") if name in job})
+    check_types(_Common, {name: job[name] for name in _Common._fields if name in job})
     check_plain(job)
     _check_numbers(job)
     check_targets({"hydra": hydra})

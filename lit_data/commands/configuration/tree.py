@@ -4,7 +4,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Self, cast
 
@@ -92,7 +91,6 @@ class ConfigTree:
         self._hydra = hydra
         self.command = command
         self._search_words = [word for word in words if word.lstrip("+").startswith("hydra.searchpath=")]
-        self.options = cache(self._list_options)
         self.base = self.compose([])
 
     def parse(self, words: Sequence[str]) -> list[Override]:
@@ -117,7 +115,7 @@ class ConfigTree:
         words = [*self._search_words, *(word for word in words if word not in self._search_words)]
         return self._hydra.compose_config(self.command, words, RunMode.RUN, from_shell=False)
 
-    def _list_options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
+    def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
         """Names of the files (or of the groups) below a group; none when there is no such group."""
         loader = self._hydra.config_loader
         return loader.get_group_options(group, kind, config_name=self.command, overrides=list(self._search_words))

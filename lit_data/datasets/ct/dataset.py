@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.bank_dataset import read_samples
 from lit_data.datasets.ct.points import PointRows, WindowRows
 from lit_data.io.shards.volumes import ShardedVolumes
 from lit_data.io.volumes.sparse_store import SparseStore
-from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns
+from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns, read_samples
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.mosaic import Ints, MosaicPlan, MosaicSpec, sample_mosaics
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, SampleRuns
-
-if TYPE_CHECKING:
-    pass
 
 BOX_COLUMNS: Final = 6
 _KEEP_ALL: Final = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)

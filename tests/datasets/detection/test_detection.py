@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from lit_data.datasets import DetectionDataset
-from lit_data.datasets.bank_dataset import read_rows
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
 from lit_data.mosaic import FILL, MosaicSpec
-from lit_data.types import Array, RowWriter, row_shapes
+from lit_data.types import Array, RowWriter, read_rows, row_shapes
 
 SIZES = np.array([(40, 60), (30, 30), (64, 16), (20, 64), (64, 64), (10, 12)])
 ORIGINALS = SIZES * 2

@@ -1,0 +1,118 @@
+"""`EMA`: what is scored, kept and gone on from."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lit_data.callbacks import EMA
+from lit_data.errors import ConfigError
+from lit_data.testing import QUIET
+
+KEY = "weights_of_last_step"
+
+
+class _Module(L.LightningModule):
+    """Steps by -1 each, and has a threshold that every validation sets, as `SegmentationModule` does."""
+
+    threshold: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        self.norm = nn.BatchNorm1d(1)
+        nn.init.zeros_(self.layer.weight)
+        self.register_buffer("threshold", torch.tensor(0.5))
+        self.validated: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer.weight.sum() + 0 * self.norm(batch[0]).sum()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.append(self.layer.weight.item())
+
+    def on_validation_epoch_end(self) -> None:
+        self.threshold.fill_(float(self.current_epoch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.layer.parameters(), lr=1.0)
+
+
+def _average(steps: int, decay: float) -> list[float]:
+    """The average after each step, of weights -1, -2, ..."""
+    averages, average = [], 0.0
+    for step in range(1, steps + 1):
+        rate = min(decay, (1 + step) / (10 + step))
+        average = rate * average - (1 - rate) * step
+        averages.append(average)
+    return averages
+
+
+def _fit(folder: Path, epochs: int = 3, start: str | None = None, *callbacks: L.Callback, **options: Any) -> _Module:
+    module = _Module()
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    last = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
+    settings = {**QUIET, "max_epochs": epochs, "enable_checkpointing": True, "num_sanity_val_steps": 0, **options}
+    trainer = L.Trainer(callbacks=[EMA(decay=0.4), *callbacks, last], **settings)
+    trainer.fit(module, data, DataLoader(data.dataset, batch_size=8), ckpt_path=start, weights_only=True)
+    return module
+
+
+def test_validation_checkpoints_and_the_trained_module_have_the_average(tmp_path: Path) -> None:
+    module = _fit(tmp_path)
+    averages = _average(12, 0.4)
+    assert module.validated == pytest.approx([averages[3], averages[7], averages[11]])
+    assert module.layer.weight.item() == pytest.approx(averages[11])
+    checkpoint = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)
+    assert checkpoint["state_dict"]["layer.weight"].item() == pytest.approx(averages[7])
+    assert checkpoint[KEY]["layer.weight"].item() == -8.0
+    # Lightning's own averages the threshold of validation as if it were a weight.
+    assert checkpoint["state_dict"]["threshold"].item() == 1.0
+    assert module.threshold.item() == 2.0
+    assert checkpoint["state_dict"]["norm.num_batches_tracked"].item() == 8
+    assert checkpoint["state_dict"]["norm.running_mean"].item() != checkpoint[KEY]["norm.running_mean"].item()
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+def test_a_resumed_run_ends_as_one_that_was_not_broken_off(tmp_path: Path) -> None:
+    whole = _fit(tmp_path / "whole")
+    _fit(tmp_path / "part", 1)
+    resumed = _fit(tmp_path / "part", 3, str(tmp_path / "part" / "epoch=0.ckpt"))
+    assert resumed.validated == whole.validated[1:]
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], tensor)
+
+
+class _Saver(L.Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_that_is_saved_while_validation_runs_is_right(tmp_path: Path) -> None:
+    _fit(tmp_path, 1, None, _Saver(tmp_path / "inside.ckpt"))
+    inside = torch.load(tmp_path / "inside.ckpt", weights_only=True)
+    assert inside["state_dict"]["layer.weight"].item() == pytest.approx(_average(4, 0.4)[3])
+    assert inside[KEY]["layer.weight"].item() == -4.0
+
+
+def test_steps_of_accumulated_gradients_count_once(tmp_path: Path) -> None:
+    module = _fit(tmp_path, 1, accumulate_grad_batches=2)
+    assert module.layer.weight.item() == pytest.approx(_average(2, 0.4)[1])
+
+
+def test_a_decay_out_of_range_and_spread_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"decay=1.0 must lie between 0 and 1"):
+        EMA(decay=1.0)
+    trainer = L.Trainer(**QUIET)
+    trainer.strategy.__class__ = FSDPStrategy
+    with pytest.raises(ConfigError, match=r"FSDPStrategy spreads the weights.*callbacks.ema=null"):
+        EMA().setup(trainer, _Module(), "fit")

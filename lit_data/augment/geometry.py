@@ -23,7 +23,7 @@ from lit_data.augment.matrices import (
     turn_covers,
 )
 from lit_data.augment.warping import Padding, Warp, WholeMoves
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_share
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.rng import Stream, uniform
@@ -108,7 +108,7 @@ def _round_up(length_px: float) -> int:
     return max(math.ceil(length_px - _ROUNDING_PX), 0)
 
 
-_DRAWS: Final = 11
+_DRAWS: Final = 12
 _KEY: Final = "augment_geometry"
 _LARGEST_SHEAR_DEG: Final = 40.0
 _LARGEST_PERSPECTIVE: Final = 0.3
@@ -136,6 +136,7 @@ class Geometry(Augmentation):
         scale: Smallest and largest factor; above 1 things become larger.
         shear_deg: Largest shear along each axis, either way, up to 40.
         perspective: Largest tilt: the share by which the distance at an edge of the output grows or shrinks, up to 0.3.
+        probability: Of a sample to be shifted, rotated, scaled, sheared and tilted; flips and turns have their own.
         crop_px: Size of the output, one number or (height, width); none keeps that of the input.
         padding: What lies outside the input: `reflect` mirrors about the outermost pixels, `border` repeats them.
         min_box_px: Smallest height and width of a box that is kept.
@@ -157,6 +158,7 @@ class Geometry(Augmentation):
         scale: Sequence[float] = (1.0, 1.0),
         shear_deg: float = 0.0,
         perspective: float = 0.0,
+        probability: float = 1.0,
         crop_px: int | tuple[int, int] | None = None,
         padding: Padding = "reflect",
         min_box_px: float = 2.0,
@@ -166,7 +168,7 @@ class Geometry(Augmentation):
         self.flips, self.turn = (flip_left_right, flip_top_bottom), turn
         self.shift_px, self.subpixel = shift_px, subpixel
         self.rotate_deg, self.shear_deg, self.perspective = rotate_deg, shear_deg, perspective
-        self.scale = tuple(scale)
+        self.scale, self.probability = tuple(scale), probability
         self.padding: Padding = padding
         self.crop_px = None if crop_px is None else pair_px("crop_px", crop_px)
         self.box_limits = BoxLimits(min_px=min_box_px, min_visible=min_box_visible)
@@ -221,7 +223,10 @@ class Geometry(Augmentation):
         mirror = np.where((draws[:, 1:3] < 0.5) & np.array(self.flips), np.float32(-1), np.float32(1))
         linear = self._linear(draws[:, 5:9].astype(np.float64)).reshape(-1, 4)
         tilt = self.perspective * (2 * draws[:, 9:11] - 1)
-        columns = np.concatenate((mirror, quarters, linear, tilt, self._shift(draws[:, 3:5])), axis=1)
+        shift = self._shift(draws[:, 3:5])
+        stays = draws[:, 11] >= self.probability
+        linear[stays], tilt[stays], shift[stays] = np.eye(2).reshape(-1), 0, 0
+        columns = np.concatenate((mirror, quarters, linear, tilt, shift), axis=1)
         return {_KEY: torch.from_numpy(columns.astype(np.float32))}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
@@ -283,6 +288,7 @@ class Geometry(Augmentation):
             )
         if not self.subpixel and self.shift_px != int(self.shift_px):
             raise ConfigError(f"shift_px={self.shift_px} is not whole: set subpixel=true to shift between pixels")
+        check_share("probability", self.probability)
         check_choice("padding", self.padding, get_args(Padding))
 
 

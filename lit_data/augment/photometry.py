@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers
+from lit_data.checks import check_share
 from lit_data.devices import change_each, reused, runs_on_cpu
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
@@ -145,6 +146,8 @@ _MORE: Final = 4
 """Offset, contrast, gamma, blur: drawn after the first of all channels, so that those stay what they were."""
 _SHARED: Final = (0, 1, *range(_FIRST, _FIRST + _MORE))
 """All but the window of the noise, which no two images share."""
+_OFF: Final = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
+"""What leaves an image as it is in place of each number of `_SHARED`: gain, noise, offset, contrast, gamma, blur."""
 
 
 class Photometry(Augmentation):
@@ -162,10 +165,11 @@ class Photometry(Augmentation):
         blur_px: Largest standard deviation of a Gaussian blur; each image draws its own from [0, blur_px].
         noise: Largest standard deviation of added noise, in units of the 0..1 value range; each image draws its own
             from [0, noise].
+        probability: Of each of these changes to touch an image, drawn for each of them apart.
         registered: All channels of a sample share their numbers, as one exposure does; noise stays each one's own.
 
     Raises:
-        ConfigError: A size is negative, or gain, contrast or gamma is not below 1.
+        ConfigError: A size is negative, gain, contrast or gamma is not below 1, or the probability is none.
     """
 
     def __init__(
@@ -177,9 +181,11 @@ class Photometry(Augmentation):
         gamma: float = 0.0,
         blur_px: float = 0.0,
         noise: float = 0.0,
+        probability: float = 1.0,
         registered: bool = False,
     ) -> None:
         super().__init__()
+        check_share("probability", probability)
         for name, share in (("gain", gain), ("contrast", contrast), ("gamma", gamma)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name}={share}: need 0 <= {name} < 1")
@@ -188,6 +194,7 @@ class Photometry(Augmentation):
                 raise ConfigError(f"{name}={size}: need {name} >= 0")
         self.gain, self.offset, self.contrast, self.gamma = gain, offset, contrast, gamma
         self.blur_px, self.noise, self.registered = blur_px, noise, registered
+        self.probability = probability
 
     @property
     def is_by_sample(self) -> bool:
@@ -208,9 +215,11 @@ class Photometry(Augmentation):
         """Draw the exposure of each image; see `Augmentation.draw`."""
         if self.is_off:
             return {}
-        draws = uniform(seed, Stream.PHOTOMETRY, index, epoch, channels * (_FIRST + _MORE))
-        first, more = np.split(draws, [channels * _FIRST], axis=1)
-        numbers = np.concatenate((_by_channel(first, channels), _by_channel(more, channels)), axis=-1)
+        draws = uniform(seed, Stream.PHOTOMETRY, index, epoch, channels * (_FIRST + _MORE + len(_OFF)))
+        ends = [channels * _FIRST, channels * (_FIRST + _MORE)]
+        first, more, chance = (_by_channel(part, channels) for part in np.split(draws, ends, axis=1))
+        numbers = np.concatenate((first, more), axis=-1)
+        numbers[..., _SHARED] = np.where(chance < self.probability, numbers[..., _SHARED], _OFF)
         if self.registered:
             numbers[..., _SHARED] = numbers[:, :1, _SHARED]
         drawn = {_KEY: torch.from_numpy(numbers)}

@@ -126,6 +126,19 @@ class PatchGrid:
         end = int(self._ends[image])
         return range(end - int(self.rows[image] * self.columns[image]), end)
 
+    def nearest(self, image: Ints, y: Ints, x: Ints) -> Ints:
+        """[N] indices of the patches that lie nearest to places in images.
+
+        Args:
+            image: [N] image numbers.
+            y: [N] top edges, px.
+            x: [N] left edges, px.
+        """
+        row = np.minimum(np.rint(y / self.vertical.stride_px).astype(np.int64), self.rows[image] - 1)
+        column = np.minimum(np.rint(x / self.horizontal.stride_px).astype(np.int64), self.columns[image] - 1)
+        index: Ints = self._ends[image] - (self.rows[image] - row) * self.columns[image] + column
+        return index
+
     def _start(self, step: Ints, axis: Axis, length_px: Ints) -> Ints:
         start = step * axis.stride_px
         return np.minimum(start, length_px - axis.patch_px) if self.edges == "cover" else start

@@ -242,7 +242,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
     def _look_for_samples(self, masks: PartialMasks) -> Sampling:
         least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
-        return self.sampling.look(masks, self.grid, self.bank, least, self._kept_folder)
+        sampling = replace(self.sampling, image_kinds=self.image_kinds)
+        return sampling.look(masks, self.grid, self.bank, least, self._kept_folder)
 
     def _choose_splits(self) -> dict[str, NDArray[np.int64]]:
         masks, found = self._masks, self.source.found

@@ -9,9 +9,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.patches import SamplingOptions
+from lit_data.datasets.inspection.patches import InspectionDataset, SamplingOptions
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_table
 from lit_data.io.images.masks import MaskOptions
@@ -81,13 +82,55 @@ def test_a_sample_depends_on_seed_epoch_and_number_alone(tmp_path: Path) -> None
     _write_set(tmp_path / "set")
     dataset = _data(tmp_path, sampling=SamplingOptions(positives=0.5)).dataset("train")
     indices = np.arange(len(dataset))
-    chosen = dataset.choose(indices, 3)
-    assert np.array_equal(np.concatenate([dataset.choose(part, 3) for part in np.array_split(indices, 7)]), chosen)
-    assert np.array_equal(pickle.loads(pickle.dumps(dataset)).choose(indices, 3), chosen)
-    assert not np.array_equal(dataset.choose(indices, 4), chosen)
-    rows = {name: np.zeros((4, *spec.shape), spec.dtype) for name, spec in dataset.fields.items()}
-    dataset.write_into(rows, np.arange(4), 3)
-    assert rows["draw"].tolist() == [0, 1, 2, 3]
+    whole = _write(dataset, indices, 3)
+    parts = [_write(pickle.loads(pickle.dumps(dataset)), part, 3) for part in np.array_split(indices, 7)]
+    for name, rows in whole.items():
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), rows)
+    assert whole["draw"].tolist() == indices.tolist()
+    assert not np.array_equal(_write(dataset, indices, 4)["position"], whole["position"])
+
+
+def _write(dataset: InspectionDataset, indices: NDArray[np.int64], epoch: int) -> dict[str, NDArray[Any]]:
+    rows = {name: np.zeros((len(indices), *spec.shape), spec.dtype) for name, spec in dataset.fields.items()}
+    dataset.write_into(rows, indices, epoch)
+    return rows
+
+
+def test_positives_take_kinds_images_and_objects_alike_often(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    _write_kind(folder / "stain", 4, [(5, 5, 80, 150)])  # half of the image
+    _write_kind(folder / "pit", 8, [(10, 10, 2, 2), (60, 120, 3, 3)])
+    options: dict[str, Any] = {"splits": {"train": 1.0}, "patch_px": (32, 32)}
+    dataset = _data(tmp_path, sampling=SamplingOptions(positives=1.0), **options).dataset("train")
+    rows = [_write(dataset, np.arange(len(dataset)), epoch) for epoch in range(20)]
+    names = np.array([Path(dataset.bank.name(n)).parent.name for n in range(len(dataset.bank))])
+    image = np.concatenate([part["image_index"] for part in rows])
+    position = np.concatenate([part["position"] for part in rows])
+    mask = np.concatenate([part["mask"] for part in rows])
+    assert (mask > 0).any((1, 2, 3)).all()
+    is_pit = names[image] == "pit"
+    assert is_pit.mean() == pytest.approx(0.5, abs=0.03)
+    assert np.bincount(image)[names == "pit"] / is_pit.sum() == pytest.approx(1 / 8, abs=0.02)
+    is_first = position[is_pit][:, 1] < 50
+    assert is_first.mean() == pytest.approx(0.5, abs=0.03)
+    # A pit lies anywhere in its patch, and the patch keeps within the image.
+    assert set(position[is_pit][is_first][:, 0].tolist()) == set(range(12))
+    assert set(position[is_pit][~is_first][:, 1].tolist()) == set(range(89, 123))
+    located = dataset.grid.locate(np.concatenate([part["index"] for part in rows]))
+    assert np.array_equal(located[0], image)
+    inner = (np.array(SIZE) // 32 - 1) * 32
+    assert (np.abs(np.stack(located[1:], 1) - position)[(position < inner).all(1)] <= 16).all()
+
+
+def _write_kind(folder: Path, count: int, boxes: list[tuple[int, int, int, int]]) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        image = np.random.default_rng(number).integers(0, 255, SIZE).astype(np.uint8)
+        mask = np.zeros(SIZE, np.uint8)
+        for top, left, height, width in boxes:
+            mask[top : top + height, left : left + width] = 255
+        cv2.imwrite(str(folder / f"{folder.name}{number}.png"), image)
+        cv2.imwrite(str(folder / f"{folder.name}{number}_mask.png"), mask)
 
 
 def test_bad_masks_take_their_images_with_them_where_they_are_skipped(tmp_path: Path) -> None:

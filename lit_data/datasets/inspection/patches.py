@@ -3,24 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
+from lit_data.datasets.inspection.objects import PICKS, MaskObjects, ObjectPool, find_objects, split_by_kind
 from lit_data.datasets.inspection.occupancy import Occupancy, PartialMasks, find_blank, find_occupancy, is_defect
 from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
 from lit_data.errors import ConfigError
-from lit_data.grid import PatchGrid
+from lit_data.grid import Axis, PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.rng import Stream, random_words
 from lit_data.types import Array, FieldSpec, SampleRuns
 
 Ints = NDArray[np.int64]
-_NOWHERE: Final = -1
 _RING_PX: Final = 11  # of the pixels around a defect that is pasted
 
 
@@ -29,10 +29,13 @@ class SamplingOptions:
     """Which patches train; validation and test take every patch of the grid.
 
     Args:
-        positives: Share of samples with a defect, chosen anew in each epoch; or for names of classes their shares,
-            which add up to at most 1; None takes every patch once.
-        random_places: Samples are moved from their places in the grid by up to half a stride, anew in each epoch; a
-            defect they were chosen for stays in them.
+        positives: Fraction of samples that show a defect, chosen anew in each epoch, or for names of classes their
+            fractions, which add up to at most 1; None takes every patch once. A positive is cut at a random place
+            around a pixel of an object: kinds (classes, and kinds of images where folders tell them apart) are drawn
+            alike often, then the images of a kind, then the objects of an image, so that neither large defects nor
+            many small ones crowd out the others.
+        random_places: The other samples are moved from their places in the grid by up to half a stride, anew in each
+            epoch.
         skip_blank: Patches without a defect are left out where the standard deviation of their pixels is below this
             share of the value range, such as 0.01; None keeps them.
 
@@ -71,8 +74,10 @@ class Sampling:
     Args:
         options: Which patches are wanted.
         classes: Names of the classes, which are numbered from 1.
-        occupancy: The patches of all images that show a defect; needed for shares, for defects that are pasted, and
-            where blank patches are left out.
+        image_kinds: Kind of each image of the dataset; empty where nothing says it.
+        occupancy: The patches of all images that show a defect; needed for `positives`, for defects that are pasted,
+            and where blank patches are left out.
+        objects: The objects of all images; needed for `positives`.
         blank: Numbers of the blank patches among those of all images.
         seed: Of the choice and of the places.
 
@@ -82,7 +87,9 @@ class Sampling:
 
     options: SamplingOptions = field(default_factory=SamplingOptions)
     classes: Sequence[str] = ()
+    image_kinds: Sequence[str] = ()
     occupancy: Occupancy | None = None
+    objects: MaskObjects | None = None
     blank: Ints | None = None
     seed: int = 0
 
@@ -91,7 +98,7 @@ class Sampling:
             check_choice("sampling.positives", name, tuple(self.classes))
 
     def look(self, masks: PartialMasks, grid: PatchGrid, bank: ImageBank, least: float, folder: Path | None) -> Self:
-        """With the patches of a set that show a defect and those that are blank, where that matters.
+        """Return the same with objects, patches that show a defect and blank patches, where they matter.
 
         Args:
             masks: Of all images.
@@ -103,19 +110,12 @@ class Sampling:
         options = self.options
         if (options.positives, options.skip_blank, options.paste) == (None, None, None):
             return self
-        found = replace(self, occupancy=find_occupancy(masks, grid, folder))
-        return found if options.skip_blank is None else replace(found, blank=find_blank(bank, grid, least, folder))
-
-
-class _Pool(NamedTuple):
-    """Patches of which one is taken: their numbers in the split, and (y, x) of a pixel that stays in it, or -1."""
-
-    patch: Ints
-    anchor: Ints
-
-    def take(self, place: NDArray[np.float64]) -> "_Pool":
-        chosen = np.minimum((place * len(self.patch)).astype(np.int64), len(self.patch) - 1)
-        return _Pool(self.patch[chosen], self.anchor[chosen])
+        sampling = replace(self, occupancy=find_occupancy(masks, grid, folder))
+        if options.positives is not None:
+            sampling = replace(sampling, objects=find_objects(masks, folder))
+        if options.skip_blank is not None:
+            sampling = replace(sampling, blank=find_blank(bank, grid, least, folder))
+        return sampling
 
 
 class InspectionDataset(StripeDataset):
@@ -145,13 +145,15 @@ class InspectionDataset(StripeDataset):
         self.labels = labels
         super().__init__(*args, **options)
         sampling = sampling or Sampling()
-        self._pools, self._others = self._find_pools(sampling)
-        self._donors = np.zeros(0, np.int64)
-        if sampling.occupancy is not None and sampling.options.paste is not None:
-            self._donors = np.unique(self._number(sampling.occupancy.patch)[1])
-        self._edges, self._leaves_out = np.cumsum([*sampling.options.shares.values()]), sampling.blank is not None
-        self._count = self._count_kept() if self._leaves_out else super().__len__()
-        self.sampling = replace(sampling, occupancy=None, blank=None)  # what is needed of them is in the pools
+        self._pools, self._pool_ends = self._find_pools(sampling)
+        defective, blank = self._find_defective(sampling), self._find_blank(sampling)
+        self._donors = np.flatnonzero(defective if sampling.options.paste is not None else ())
+        self._leaves_out = sampling.blank is not None
+        # Where no sample is drawn around an object, a patch that shows one is as good as any, blank or not.
+        is_other = ~defective & ~blank if self._pools else defective | ~blank
+        self._others = np.flatnonzero(is_other)
+        self._count = self._count_kept(defective | is_other) if self._leaves_out else super().__len__()
+        self.sampling = replace(sampling, occupancy=None, objects=None, blank=None)  # the pools have what is needed
 
     @override
     def __len__(self) -> int:
@@ -174,14 +176,10 @@ class InspectionDataset(StripeDataset):
             return None
         return self._group_runs if self._pools or self._leaves_out else super().runs
 
-    def choose(self, indices: Ints, epoch: int) -> Ints:
-        """[M] the patch of each sample in an epoch."""
-        return self._choose(indices, self._draw(indices, epoch)).patch
-
     @override
     def describe_sample(self, index: int) -> str:
         if self.sampling.options.positives is None and not self.sampling.options.random_places:
-            return super().describe_sample(int(self.choose(np.array([index]), 0)[0]))
+            return super().describe_sample(int(self._others[index]) if self._leaves_out else index)
         return f"sample {index}, whose patch is chosen anew in each epoch"
 
     @override
@@ -195,13 +193,35 @@ class InspectionDataset(StripeDataset):
 
     @override
     def _place(self, indices: Ints, epoch: int) -> tuple[Ints, ...]:
-        words = self._draw(indices, epoch)
-        chosen = self._choose(indices, words)
-        split_image, index, image, y, x = self._locate(chosen.patch)
+        words = random_words(self.sampling.seed, Stream.POSITIVES, indices, epoch, 4 + PICKS)
+        draws = words.astype(np.float64) * 2.0**-32  # pool, patch, y, x; image, object and pixel of a positive
+        split_image, index, image, y, x = self._locate(self._choose_patches(indices, draws[:, 1]))
         if self.sampling.options.random_places:
-            y = self._move(y, words[:, 2], chosen.anchor[:, 0], self.grid.heights_px[image], 0)
-            x = self._move(x, words[:, 3], chosen.anchor[:, 1], self.grid.widths_px[image], 1)
-        return split_image, index, image, y, x
+            y = _move(y, draws[:, 2], self.grid.heights_px[image], self.grid.vertical)
+            x = _move(x, draws[:, 3], self.grid.widths_px[image], self.grid.horizontal)
+        placed = np.stack((split_image, index, image, y, x))
+        pool_number = np.searchsorted(self._pool_ends, draws[:, 0], side="right")
+        if not len(self._others):
+            pool_number = np.minimum(pool_number, len(self._pools) - 1)
+        for number, pool in enumerate(self._pools):
+            rows = np.flatnonzero(pool_number == number)
+            placed[:, rows] = self._place_around(pool.pick(draws[rows, 4:]), draws[rows, 2:4])
+        return tuple(placed)
+
+    def _choose_patches(self, indices: Ints, draws: NDArray[np.float64]) -> Ints:
+        """Return the patch of each sample, were none of them a positive."""
+        if self._pools and len(self._others):
+            return self._others[(draws * len(self._others)).astype(np.int64)]
+        return self._others[indices] if self._leaves_out and not self._pools else indices
+
+    def _place_around(self, pixels: MaskObjects, draws: NDArray[np.float64]) -> Ints:
+        """Place each sample so that it shows a pixel; [5, M] as the rows of `_place`."""
+        image, grid = pixels.image, self.grid
+        y = _start_around(pixels.y, draws[:, 0], grid.heights_px[image], grid.patch_px[0])
+        x = _start_around(pixels.x, draws[:, 1], grid.widths_px[image], grid.patch_px[1])
+        order = np.argsort(self.images)
+        split_image = order[np.searchsorted(self.images, image, sorter=order)]
+        return np.stack((split_image, grid.nearest(image, y, x), image, y, x))
 
     def _paste(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         """Paste defects of other patches into samples that show none."""
@@ -219,73 +239,72 @@ class InspectionDataset(StripeDataset):
             turn = np.s_[:, :: 1 - 2 * int(words[row, 2] < 0.5), :: 1 - 2 * int(words[row, 3] < 0.5)]
             paste_defect(rows["image"][row], rows["mask"][row], donor[turn], donor_mask[turn])
 
-    def _draw(self, indices: Ints, epoch: int) -> NDArray[np.float64]:
-        """[M, 4] in 0..1: class, patch, y and x of each sample."""
-        words = random_words(self.sampling.seed, Stream.POSITIVES, indices, epoch, 4)
-        return words.astype(np.float64) * 2.0**-32
+    def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], NDArray[np.float64]]:
+        """Return the pools of objects, and where in [0, 1) the part of each ends in the draw that chooses one."""
+        pools: list[ObjectPool] = []
+        fractions: list[float] = []
+        if sampling.objects is None:
+            return pools, np.zeros(0)
+        of_split = sampling.objects.take(np.isin(sampling.objects.image, self.images))
+        for class_name, fraction in sampling.options.shares.items():
+            if class_name:
+                is_of_class = of_split.kind == sampling.classes.index(class_name) + 1
+                kinds = [of_split.take(is_of_class)] if is_of_class.any() else []
+            else:
+                kinds = split_by_kind(of_split, sampling.image_kinds)
+            if not kinds:
+                raise ConfigError(
+                    f"data.sampling.positives={fraction}, but none of the {super().__len__()} training patches shows "
+                    f"{repr(class_name) if class_name else 'a defect'}: are the masks right? Set "
+                    "data.sampling.positives=null, or other data.splits"
+                )
+            pools += [ObjectPool(objects) for objects in kinds]
+            fractions += [fraction / len(kinds)] * len(kinds)
+        return pools, np.cumsum(fractions)
 
-    def _choose(self, indices: Ints, words: NDArray[np.float64]) -> _Pool:
-        if not self._pools:
-            patch = self._others.patch[indices] if self._leaves_out else indices
-            return _Pool(patch, np.full((len(patch), 2), _NOWHERE))
-        if not len(self._others.patch) and len(self._pools) == 1 and not self.sampling.options.random_places:
-            return _Pool(indices, np.full((len(indices), 2), _NOWHERE))  # every patch shows a defect
-        pools = [*self._pools, *([self._others] if len(self._others.patch) else self._pools[-1:])]
-        wanted = np.searchsorted(self._edges, words[:, 0], side="right")
-        taken = [pool.take(words[:, 1]) for pool in pools]
-        rows = np.arange(len(indices))
-        patch, anchor = (np.stack(parts)[wanted, rows] for parts in zip(*taken, strict=True))
-        return _Pool(patch, anchor)
+    def _find_defective(self, sampling: Sampling) -> NDArray[np.bool_]:
+        """Return for each patch of the split whether it shows a defect; none where that does not matter."""
+        return self._mark(None if sampling.occupancy is None else sampling.occupancy.patch)
 
-    def _move(self, start: Ints, word: NDArray[np.float64], anchor: Ints, length_px: Ints, axis: int) -> Ints:
-        """Starts moved by up to half a stride, within the image and around the anchor if there is one."""
-        side, stride = self.grid.patch_px[axis], (self.grid.vertical, self.grid.horizontal)[axis].stride_px
-        low, high = np.maximum(start - stride // 2, 0), np.minimum(start + stride // 2, length_px - side)
-        has = anchor != _NOWHERE
-        low = np.where(has, np.maximum(low, anchor - side + 1), low)
-        high = np.where(has, np.minimum(high, anchor), high)
-        moved: Ints = low + (word * (high - low + 1)).astype(np.int64)
-        return moved
+    def _find_blank(self, sampling: Sampling) -> NDArray[np.bool_]:
+        return self._mark(sampling.blank)
 
-    def _find_pools(self, sampling: Sampling) -> tuple[list[_Pool], _Pool]:
-        """The patches of each wanted class, and those that show no defect and are not blank."""
-        count = super().__len__()
-        shows, blank = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-        occupancy = sampling.occupancy
-        pools = []
-        if occupancy is not None:
-            rows, number = self._number(occupancy.patch)
-            shows[number] = True
-            kinds, anchors = occupancy.kind[rows], np.stack((occupancy.y[rows], occupancy.x[rows]), axis=1)
-            for wanted, share in sampling.options.shares.items():
-                own = kinds == sampling.classes.index(wanted) + 1 if wanted else np.ones(len(number), np.bool_)
-                firsts = np.unique(number[own], return_index=True)[1]
-                pools.append(_Pool(number[own][firsts], anchors[own][firsts]))
-                if not len(firsts):
-                    raise ConfigError(
-                        f"data.sampling.positives={share}, but none of the {count} training patches shows "
-                        f"{repr(wanted) if wanted else 'a defect'}: are the masks right? Set "
-                        "data.sampling.positives=null, or other data.splits"
-                    )
-        if sampling.blank is not None:
-            blank[self._number(sampling.blank)[1]] = True
-        free = np.flatnonzero(~shows & ~blank if pools else shows | ~blank)
-        return pools, _Pool(free, np.full((len(free), 2), _NOWHERE))
+    def _mark(self, patches: Ints | None) -> NDArray[np.bool_]:
+        is_marked = np.zeros(super().__len__(), np.bool_)
+        if patches is not None:
+            is_marked[self._number(patches)] = True
+        return is_marked
 
-    def _count_kept(self) -> int:
-        """Samples of an epoch where blank patches are left out."""
-        shown = np.concatenate([self._others.patch, *(pool.patch for pool in self._pools)])
-        if not len(shown):
+    def _count_kept(self, is_kept: NDArray[np.bool_]) -> int:
+        """Count the samples of an epoch where blank patches are left out."""
+        if not is_kept.any():
             raise ConfigError("data.sampling.skip_blank leaves no patch to train with: set a lower one")
-        return len(np.unique(shown))
+        return int(is_kept.sum())
 
-    def _number(self, patches: Ints) -> tuple[NDArray[np.bool_], Ints]:
-        """Which of some patches of all images are of this split, and the numbers of those in it."""
+    def _number(self, patches: Ints) -> Ints:
+        """Return the numbers in this split of those patches of all images that are of it."""
         counts = np.cumsum(self.grid.rows * self.grid.columns)
         image = np.searchsorted(counts, patches, side="right")
         rows = np.isin(image, self.images)
         place = np.argsort(self.images)[np.searchsorted(np.sort(self.images), image[rows])]
-        return rows, patches[rows] - self._shifts[place]
+        numbers: Ints = patches[rows] - self._shifts[place]
+        return numbers
+
+
+def _move(start: Ints, draws: NDArray[np.float64], length_px: Ints, axis: Axis) -> Ints:
+    """Return starts moved by up to half a stride within the image."""
+    low = np.maximum(start - axis.stride_px // 2, 0)
+    high = np.minimum(start + axis.stride_px // 2, length_px - axis.patch_px)
+    moved: Ints = low + (draws * (high - low + 1)).astype(np.int64)
+    return moved
+
+
+def _start_around(pixel: Ints, draws: NDArray[np.float64], length_px: Ints, side_px: int) -> Ints:
+    """Return starts of patches that hold a pixel, each place in the image alike often."""
+    low = np.maximum(pixel - side_px + 1, 0)
+    high = np.minimum(pixel, length_px - side_px)
+    start: Ints = low + (draws * (high - low + 1)).astype(np.int64)
+    return start
 
 
 def paste_defect(image: Array, mask: Array, donor: Array, donor_mask: Array) -> None:

@@ -144,12 +144,14 @@ def segmentation_augment(
     gamma: float = 0.3,
     blur_px: float = 1.0,
     noise: float = 0.03,
+    geometry_probability: float = 0.2,
+    photometry_probability: float = 0.15,
 ) -> Pipeline:
     """For images with label masks; all channels of a sample share their exposure.
 
     Ranges of nnU-Net (``nnUNetTrainer.get_training_transforms``): scale 0.7 to 1.4, brightness and contrast 0.75 to
     1.25, blur up to 1 px, and the 15 degrees it rotates oblong patches by. Its gamma of 0.7 to 1.5 is 0.7 to 1.3
-    here. It applies each to 10 to 30 % of the samples; here each applies to all, in its range around no change.
+    here. As there, each change touches 10 to 30 % of the samples: where all are changed, a short run learns less.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
@@ -163,6 +165,8 @@ def segmentation_augment(
         gamma: Largest change of the exponent.
         blur_px: Largest standard deviation of the blur.
         noise: Largest standard deviation of the noise.
+        geometry_probability: Of a sample to be rotated and scaled; flips and turns have 1/2 and 3/4.
+        photometry_probability: Of each of gain, contrast, gamma, blur and noise to touch a sample.
     """
     geometry = Geometry(
         flip_left_right=flip,
@@ -170,8 +174,17 @@ def segmentation_augment(
         turn=turn,
         rotate_deg=rotate_deg,
         scale=scale,
+        probability=geometry_probability,
         crop_px=crop_px,
         padding=padding,
     )
-    photometry = Photometry(gain=gain, contrast=contrast, gamma=gamma, blur_px=blur_px, noise=noise, registered=True)
+    photometry = Photometry(
+        gain=gain,
+        contrast=contrast,
+        gamma=gamma,
+        blur_px=blur_px,
+        noise=noise,
+        probability=photometry_probability,
+        registered=True,
+    )
     return Pipeline([geometry, photometry])

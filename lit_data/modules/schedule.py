@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, get_args
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Timer
 from torch import nn
 
 from lit_data.checks import check_choice
@@ -29,7 +30,10 @@ def check_schedule(schedule: Schedule) -> None:
 def schedule_optimizer(
     optimizer: torch.optim.Optimizer, schedule: Schedule, trainer: L.Trainer, *, optimizers: int = 1
 ) -> Any:  # noqa: ANN401
-    """What `configure_optimizers` returns for an optimizer whose learning rate follows a schedule.
+    """Return what `configure_optimizers` returns for an optimizer whose learning rate follows a schedule.
+
+    A run that `max_time` will end before its last step follows the clock, so that its learning rate falls in time; at a
+    resume the time that was used before counts.
 
     Args:
         optimizer: With the highest learning rate.
@@ -45,9 +49,11 @@ def schedule_optimizer(
     if schedule == "plateau":
         return {"optimizer": optimizer, "lr_scheduler": _follow_metric(optimizer, trainer)}
     length, interval = _find_length(schedule, trainer, optimizers)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda count: learning_rate_factor(schedule, (count + 0.5) / length)
-    )
+
+    def factor(count: int) -> float:
+        return learning_rate_factor(schedule, max((count + 0.5) / length, _used_time(trainer)))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
 
 
@@ -86,8 +92,8 @@ def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict
     return {"scheduler": scheduler, "interval": "epoch", "monitor": chosen.monitor, "strict": False}
 
 
-def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tuple[int, str]:
-    """Steps of the run; epochs where the loader has no length, for which Lightning answers -1 or infinity."""
+def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tuple[float, str]:
+    """Return the steps of the run; epochs where the loader has no length, for which Lightning says -1 or infinity."""
     steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
     if trainer.max_steps > 0:
         steps = min(steps, trainer.max_steps // optimizers)
@@ -95,7 +101,26 @@ def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tup
         return int(steps), "step"
     if epochs is not None and epochs > 0:
         return epochs, "epoch"
+    if _find_timer(trainer) is not None:
+        return math.inf, "step"
     raise ConfigError(
-        f"schedule={schedule!r} needs the length of the run: set trainer.max_epochs or trainer.max_steps, "
-        "or schedule=none"
+        f"schedule={schedule!r} needs the length of the run: set trainer.max_epochs, trainer.max_steps or "
+        "trainer.max_time, or schedule=none"
     )
+
+
+def _find_timer(trainer: L.Trainer) -> Timer | None:
+    """Return the callback that `max_time` stands for, if the run has one."""
+    timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]  # set by its callback connector
+    return next((timer for timer in timers if timer.time_remaining() is not None), None)
+
+
+def _used_time(trainer: L.Trainer) -> float:
+    """Return the part of `max_time` that is over; 0 where there is none."""
+    timer = _find_timer(trainer)
+    if timer is None:
+        return 0.0
+    elapsed_s, remaining_s = timer.time_elapsed(), timer.time_remaining() or 0.0
+    # Ranks with other clocks would step by other rates, and their weights drift apart.
+    used: float = trainer.strategy.broadcast(elapsed_s / max(elapsed_s + remaining_s, 1e-9))
+    return used

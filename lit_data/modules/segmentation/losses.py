@@ -22,10 +22,12 @@ class PixelLoss(nn.Module):
 
     For each sample the sum of the cross entropy over its pixels divided by 10, the size of a small defect (`rare`), or
     its mean (`mean`), plus `dice_weight` times soft Dice (Milletari et al., "V-Net", 3DV 2016),
-    ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. With more classes that is the mean of the one of any defect and of
-    those of the classes that the sample shows: where each sample lacks most classes, their own terms would drown them.
-    The loss is the mean over the samples. No sample changes the weight of another, so a batch gives the same gradient
-    when it is worked off in micro-batches or on several ranks, each weighted by its samples.
+    ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. With `mean` only samples that show a defect have a Dice term: that
+    of the others would be large for a few pixels too many, and outweigh what the defects teach. With more classes it is
+    the mean of the one of any defect and of those of the classes that the sample shows: where each sample lacks most
+    classes, their own terms would drown them. The loss is the mean over the samples. No sample changes the weight of
+    another, so a batch gives the same gradient when it is worked off in micro-batches or on several ranks, each
+    weighted by its samples.
 
     Args:
         unit: `rare` for defects of a few pixels; `mean` for masks that fill a part that can be seen from afar.
@@ -83,7 +85,10 @@ class PixelLoss(nn.Module):
             entropy = entropy * self.class_weights.float()[truth[:, 0].round().long()]
         entropy = entropy * known[:, 0]
         pixels = entropy.sum(1) / (_DEFECT_PX if self.unit == "rare" else known[:, 0].sum(1).clamp(min=1))
-        return (pixels + self.dice_weight * self._miss_regions(probability * known, wanted * known)).mean()
+        missed = self._miss_regions(probability * known, wanted * known)
+        if self.unit == "mean":
+            missed = missed * (wanted * known).flatten(1).any(1)
+        return (pixels + self.dice_weight * missed).mean()
 
     def _miss_regions(self, probability: Tensor, wanted: Tensor) -> Tensor:
         """[B] what of the overlap is missing, where both are [B, classes behind the background, H * W]."""

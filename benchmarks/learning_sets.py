@@ -1,0 +1,113 @@
+"""Datasets of others for ``python -m benchmarks learning``, from copies of public repositories, in one layout.
+
+Each is a folder of images ``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table ``splits.csv``
+with 70 / 15 / 15 % of each kind. No image is part of this repository.
+"""
+
+import csv
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+THREE_KINDS: Final = ("Blowhole", "Break", "Crack")
+SIX_KINDS: Final = (*THREE_KINDS, "Fray", "Uneven")
+_SHARES: Final = (("train", 0.7), ("val", 0.15), ("test", 0.15))
+
+
+def prepare_tiles(source: Path, target: Path, kinds: Sequence[str] = THREE_KINDS, good_images: int = 250) -> None:
+    """Copy magnetic tiles with some kinds of defects and a number of good ones.
+
+    Args:
+        source: A copy of ``abin24/Magnetic-tile-defect-datasets.`` (Huang et al., "Surface defect saliency of magnetic
+            tile", The Visual Computer 2020), which has folders such as ``MT_Crack/Imgs``.
+        target: The folder to make.
+        kinds: Kinds of defects.
+        good_images: Images without a defect, chosen evenly.
+    """
+    for kind in (*kinds, "Free"):
+        images = sorted((source / f"MT_{kind}" / "Imgs").glob("*.jpg"))
+        if kind == "Free":
+            images = images[:: max(1, len(images) // good_images)][:good_images]
+        (target / kind).mkdir(parents=True, exist_ok=True)
+        for image in images:
+            for path in (image, image.with_suffix(".png")):
+                shutil.copy(path, target / kind / path.name)
+    write_splits(target)
+
+
+def prepare_textures(source: Path, target: Path, images: int = 160, side_px: int = 192) -> None:
+    """Cut patches out of textures, and draw scratches and pits into half of them.
+
+    Args:
+        source: A folder of grey textures, such as those of scikit-image (brick, grass, gravel; CC0).
+        target: The folder to make.
+        images: How many.
+        side_px: Height and width of each.
+    """
+    rng = np.random.default_rng(0)
+    textures = [np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)) for path in sorted(source.glob("*.png"))]
+    for number in range(images):
+        texture = textures[number % len(textures)]
+        top, left = (int(rng.integers(length - side_px)) for length in texture.shape)
+        image = texture[top : top + side_px, left : left + side_px].copy()
+        kind = ("good", "scratch", "good", "pit")[number % 4]
+        mask = np.zeros_like(image)
+        if kind != "good":
+            (_draw_scratch if kind == "scratch" else _draw_pits)(mask, rng)
+            softened = cv2.GaussianBlur(mask.astype(np.float32) / 255, (0, 0), 0.8)
+            change = float(rng.uniform(25, 60) * rng.choice((-1, 1)))
+            image = (image + softened * change).clip(0, 255).astype(np.uint8)
+        (target / kind).mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(target / kind / f"{number:03}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        cv2.imwrite(str(target / kind / f"{number:03}.png"), mask)
+    write_splits(target)
+
+
+def _draw_scratch(mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
+    """Draw a bent line of 1 to 3 px."""
+    side_px = len(mask)
+    heading = rng.uniform(0, 2 * np.pi)
+    point, points = rng.uniform(side_px * 0.2, side_px * 0.8, 2), []
+    for _ in range(int(rng.integers(8, 25))):
+        points.append(point.copy())
+        heading += rng.normal(0, 0.15)
+        point += 5 * np.array([np.cos(heading), np.sin(heading)])
+    line = np.array(points).round().astype(np.int32)
+    cv2.polylines(mask, [line], isClosed=False, color=255, thickness=int(rng.integers(1, 4)))
+
+
+def _draw_pits(mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
+    """Draw one to four discs of 2 to 5 px radius."""
+    for _ in range(int(rng.integers(1, 5))):
+        y, x = rng.integers(8, len(mask) - 8, 2).tolist()
+        cv2.circle(mask, (x, y), int(rng.integers(2, 6)), 255, -1)
+
+
+def write_splits(root: Path) -> None:
+    """Write ``splits.csv``: of each kind 70 / 15 / 15 %, in an order drawn from a fixed seed."""
+    rows = []
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        names = [f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.jpg"))]
+        names = [names[number] for number in np.random.default_rng(0).permutation(len(names))]
+        ends = (np.cumsum([share for _, share in _SHARES]) * len(names)).round().astype(int)
+        for (split, _), part in zip(_SHARES, np.split(names, ends[:-1]), strict=True):
+            rows += [{"image": name, "split": split} for name in part.tolist()]
+    with (root / "splits.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ("image", "split"))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    name, source_folder, target_folder = sys.argv[1:]
+    if name == "textures":
+        prepare_textures(Path(source_folder), Path(target_folder))
+    else:
+        chosen = {"tiles": THREE_KINDS, "tiles6": SIX_KINDS}[name]
+        prepare_tiles(Path(source_folder), Path(target_folder), chosen)

@@ -1,0 +1,83 @@
+"""A training script as people write it: ``python -m benchmarks.plain_masks SPLITS ROOT SECONDS SEED OUT``.
+
+A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice over the batch,
+crops around random defect pixels, flips. Imports nothing of lit_data but the net, so that both train the same one.
+"""
+
+import csv
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from lit_data.modules import UNet
+
+PATCH_PX, BATCH = 128, 16
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def read(root: Path, name: str) -> Arrays:
+    """Read an image [H, W] float32 in 0..1 and its mask [H, W] bool, which lies beside it."""
+    image = np.asarray(cv2.imread(str(root / name), cv2.IMREAD_GRAYSCALE))
+    mask = np.asarray(cv2.imread(str((root / name).with_suffix(".png")), cv2.IMREAD_GRAYSCALE))
+    return image.astype(np.float32) / 255, mask >= 128
+
+
+def crop(image: np.ndarray, mask: np.ndarray, around_defect: bool, rng: np.random.Generator) -> Arrays:
+    """Cut a patch, mirrored at random; around a random defect pixel where there is one and that is asked for."""
+    pad = [(0, max(0, PATCH_PX - length)) for length in image.shape]
+    image, mask = np.pad(image, pad, mode="reflect"), np.pad(mask, pad)
+    y, x = (int(rng.integers(length - PATCH_PX + 1)) for length in image.shape)
+    pixels = np.argwhere(mask & around_defect)
+    if len(pixels):
+        middle = pixels[rng.integers(len(pixels))] - rng.integers(PATCH_PX, size=2)
+        y, x = (int(np.clip(start, 0, length - PATCH_PX)) for start, length in zip(middle, image.shape, strict=True))
+    patch = np.s_[y : y + PATCH_PX, x : x + PATCH_PX]
+    flip = tuple(slice(None, None, int(rng.choice((-1, 1)))) for _ in range(2))
+    return image[patch][flip], mask[patch][flip]
+
+
+def main(splits: Path, root: Path, seconds: float, seed: int, out: Path) -> None:
+    """Train for some seconds, then write a map of each test image (16 bit, 65535 is probability 1)."""
+    with splits.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    train = [read(root, row["image"]) for row in rows if row["split"] == "train"]
+    defective = [number for number, (_, mask) in enumerate(train) if mask.any()]
+    values = np.concatenate([image.ravel() for image, _ in train])
+    mean, deviation = float(values.mean()), float(values.std())
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    net = UNet(channels=1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    began, steps = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        numbers = [rng.choice(defective) if n < BATCH // 2 else rng.integers(len(train)) for n in range(BATCH)]
+        patches = [crop(*train[number], n < BATCH // 2, rng) for n, number in enumerate(numbers)]
+        images = torch.from_numpy(np.stack([image for image, _ in patches])[:, None])
+        masks = torch.from_numpy(np.stack([mask for _, mask in patches])[:, None]).float()
+        logits = net((images - mean) / deviation)
+        probability = logits.sigmoid()
+        dice = 1 - (2 * (probability * masks).sum() + 1) / (probability.sum() + masks.sum() + 1)
+        loss = F.binary_cross_entropy_with_logits(logits, masks) + dice
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps += 1
+    print(f"steps {steps}")
+    net.eval()
+    for row in rows:
+        if row["split"] == "test":
+            image, _ = read(root, row["image"])
+            with torch.no_grad():
+                logits = net((torch.from_numpy(image)[None, None] - mean) / deviation)
+            path = out / "maps" / f"{Path(row['image']).stem}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(path), (logits[0, 0].sigmoid().double().numpy() * 65535).round().astype(np.uint16))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))

@@ -71,9 +71,9 @@ class LearningSuite(Suite):
     def _run_ours(self, root: Path, test_folder: Path, seconds: int, seed: int, out: Path) -> None:
         words = ["+experiment=inspection", *self.overrides, f"seed={seed}"]
         fit = [f"data.root={root}", f"data.splits={root / 'splits.csv'}", f"trainer.max_time={{seconds:{seconds}}}"]
-        _call("lit_data", "fit", *words, *fit, "trainer.max_epochs=-1", "report=false", f"paths.run={out / 'fit'}")
+        _call("lit_data", "fit", *words, *fit, "trainer.max_epochs=-1", "report=false", f"hydra.run.dir={out / 'fit'}")
         ckpt = f"ckpt={out / 'fit/checkpoints/best.ckpt'}"
-        _call("lit_data", "predict", *words, f"data.root={test_folder}", ckpt, f"paths.run={out}")
+        _call("lit_data", "predict", *words, f"data.root={test_folder}", ckpt, f"hydra.run.dir={out}")
 
 
 def _run_plain(root: Path, test_folder: Path, seconds: int, seed: int, out: Path) -> None:

@@ -1,0 +1,80 @@
+"""`python -m benchmarks learning`: both ways train on the same split, and one scorer reads what they write."""
+
+import csv
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+
+from benchmarks.__main__ import run as measure
+from benchmarks.learning import COLUMNS, SCORES, auroc, average_precision, score_maps
+from benchmarks.learning_sets import prepare_textures, prepare_tiles, write_splits
+
+
+def _write_textures(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(2):
+        noise = np.random.default_rng(number).integers(60, 200, (300, 300)).astype(np.uint8)
+        cv2.imwrite(str(folder / f"{number}.png"), cv2.GaussianBlur(noise, (0, 0), 3))
+    return folder
+
+
+def test_scores_are_those_of_torchmetrics() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.random(500) < 0.2
+    scores = (rng.random(500) * 20 + 6 * truth).round()  # with ties
+    as_tensors = torch.from_numpy(scores / 26), torch.from_numpy(truth.astype(int))
+    precision, best_f1 = average_precision(scores, truth)
+    assert precision == pytest.approx(float(binary_average_precision(*as_tensors)), abs=1e-6)
+    assert auroc(scores, truth) == pytest.approx(float(binary_auroc(*as_tensors)), abs=1e-6)
+    all_f1 = [2 * (truth & (scores >= t)).sum() / (truth.sum() + (scores >= t).sum()) for t in np.unique(scores)]
+    assert best_f1 == pytest.approx(max(all_f1))
+
+
+def test_a_map_that_is_the_mask_is_perfect_and_a_blank_one_is_chance(tmp_path: Path) -> None:
+    prepare_textures(_write_textures(tmp_path / "textures"), tmp_path / "set", images=40, side_px=64)
+    for way in ("right", "blank"):
+        (tmp_path / way).mkdir()
+        for path in (tmp_path / "set").glob("*/*.png"):
+            mask = np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)).astype(np.uint16)
+            cv2.imwrite(str(tmp_path / way / path.name), mask * 257 * (way == "right"))
+    assert set(score_maps(tmp_path / "right", tmp_path / "set").values()) == {1.0}
+    assert score_maps(tmp_path / "blank", tmp_path / "set")["image_auroc"] == 0.5
+
+
+def test_tiles_keep_their_kinds_in_every_split(tmp_path: Path) -> None:
+    for kind, count in (("Crack", 20), ("Free", 60)):
+        folder = tmp_path / "source" / f"MT_{kind}" / "Imgs"
+        folder.mkdir(parents=True)
+        for number in range(count):
+            for ending in ("jpg", "png"):
+                cv2.imwrite(str(folder / f"{number:02}.{ending}"), np.zeros((8, 8), np.uint8))
+    prepare_tiles(tmp_path / "source", tmp_path / "set", ("Crack",), good_images=40)
+    with (tmp_path / "set" / "splits.csv").open(newline="") as file:
+        rows = [(row["image"].split("/")[0], row["split"]) for row in csv.DictReader(file)]
+    counts = {pair: rows.count(pair) for pair in set(rows)}
+    assert counts == {
+        ("Crack", "train"): 14,
+        ("Crack", "val"): 3,
+        ("Crack", "test"): 3,
+        ("Free", "train"): 28,
+        ("Free", "val"): 6,
+        ("Free", "test"): 6,
+    }
+    write_splits(tmp_path / "set")
+    with (tmp_path / "set" / "splits.csv").open(newline="") as file:
+        assert [(row["image"].split("/")[0], row["split"]) for row in csv.DictReader(file)] == rows
+
+
+@pytest.mark.slow
+def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
+    prepare_textures(_write_textures(tmp_path / "textures"), tmp_path / "set", images=40, side_px=140)
+    words = [f"suite.root={tmp_path / 'set'}", "suite.seconds=[4]", "suite.seeds=[0]", f"hydra.run.dir={tmp_path}"]
+    assert measure(["learning", *words]) == 0
+    with (tmp_path / "benchmark.csv").open(newline="") as file:
+        rows = {row["way"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["plain", "ours"]
+    assert all(tuple(row) == COLUMNS and 0 < float(row[name]) <= 1 for row in rows.values() for name in SCORES)

@@ -276,6 +276,29 @@ def test_loaders_without_a_length(limits: dict[str, int], rates: list[float], tm
     assert seen == pytest.approx(rates)
 
 
+@pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": 1000}, {"max_steps": 4, "max_epochs": -1}])
+def test_a_run_that_ends_by_the_clock_has_rates_that_follow_it(
+    limits: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    clock_s = [0.0]
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time.monotonic", lambda: clock_s[0])
+
+    class Clock(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+            clock_s[0] += 10  # seconds each step takes
+
+    model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1e-4))
+    loader = DataLoader(_samples(8), batch_size=4)  # type: ignore[arg-type]
+    trainer = _trainer(tmp_path, callbacks=[Clock()], max_time={"seconds": 80}, **limits)
+    trainer.fit(model, loader, loader)
+    steps = min(8, trainer.max_steps if trainer.max_steps > 0 else 8)
+    # Of four steps that take half of the time the number of steps is what counts.
+    progress = [(n + 0.5) / 4 if steps == 4 else max(n / 8, (n + 0.5) / 2000) for n in range(steps)]
+    assert seen == pytest.approx([1e-4 * (0.5 + 0.5 * math.cos(math.pi * part)) for part in progress], rel=1e-3)
+
+
 def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: Path) -> None:
     seen: list[float] = []
 

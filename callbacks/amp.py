@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,6 +45,12 @@ def check_replaceable(trainer: L.Trainer) -> LightningPrecision:
     return plugin
 
 
+def _sets_precision(trainer: L.Trainer) -> bool:
+    """Return True if a Trainer of this package mixes precisions, or its strategy must."""
+    plugin_type = type(trainer.strategy.precision_plugin)
+    return plugin_type is not LightningPrecision and not plugin_type.__module__.startswith("pytorch_lightning.")
+
+
 _PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
 _FALL_BACKS: Final = ("auto", "bf16", "fp32", "raise")
 _REMEDY: Final = "lower the learning rate, look for bad samples, or name the module that overflows in keep_fp32"
@@ -52,8 +59,9 @@ _REMEDY: Final = "lower the learning rate, look for bad samples, or name the mod
 class AMP(L.Callback):
     """Mixed precision for a plain ``Trainer()``: bf16, fp16 with a loss scale, or fp32.
 
-    ``auto`` is bf16 where that is fast (see `has_fast_bf16`), else fp16 on CUDA and fp32 elsewhere. Only the steps of
-    training, validation, test and prediction run under autocast. At the end the Trainer gets its own plugin back.
+    ``auto`` is bf16 where that is fast (see `lit_data.devices.has_fast_bf16`), else fp16 on CUDA and fp32 elsewhere; a
+    Trainer that sets the precision itself keeps it. Only the steps of training, validation, test and prediction run
+    under autocast. At the end the Trainer gets its own plugin back.
 
     Logged when the Trainer logs, if an optimizer stepped in that batch:
 
@@ -124,6 +132,10 @@ class AMP(L.Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self.precision == "auto" and _sets_precision(trainer):
+            self._plugin = None
+            rank_zero_info(f"AMP: left to Trainer(precision={trainer.precision!r})")
+            return
         replaced, device_type = check_replaceable(trainer), trainer.strategy.root_device.type
         if self._plugin is None or self._plugin.device != device_type:
             scaler = functools.partial(WatchedScaler, device_type, self.init_scale, self.growth_interval)
@@ -154,13 +166,15 @@ class AMP(L.Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        if logs_now(trainer):
+        if self._is_on and logs_now(trainer):
             self._norms[id(optimizer)] = self._active.measure_norm(optimizer) if trainer.loggers else None
 
     @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
+        if not self._is_on:
+            return
         if self._active.scalers:
             self._history.add_steps(batch_idx, len(trainer.optimizers), self._active.take_found())
         else:
@@ -173,7 +187,8 @@ class AMP(L.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._judge(trainer, pl_module)
+        if self._is_on:
+            self._judge(trainer, pl_module)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -197,6 +212,11 @@ class AMP(L.Callback):
             return {}
         self._history.read()
         return {"amp/precision": self._plugin.in_use, "amp/skipped_steps": self._history.skipped.total()}
+
+    @property
+    def _is_on(self) -> bool:
+        """False where the Trainer sets the precision."""
+        return self._replaced is not None
 
     @property
     def _active(self) -> MixedPrecision:

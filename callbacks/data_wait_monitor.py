@@ -19,6 +19,7 @@ from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
 from lit_data.callbacks.timing.totals import Ended, StepTotals, Tally
+from lit_data.devices import has_fast_bf16
 from lit_data.loading import MicroBatchLoader
 from lit_data.loading.machine import count_disk_bytes
 
@@ -53,7 +54,8 @@ class DataWaitMonitor(L.Callback):
     - ``time/optimizer_s``: from ``on_before_optimizer_step`` to the end of the optimizer's step, clipping included
     - ``time/other_s``: the rest: zeroing gradients, schedulers, other callbacks, loggers, the Trainer
 
-    At the end of training, also of one that fails, one sentence says what limits the run, and ``throughput.png`` shows
+    At the end of training, also of one that fails, one sentence says what limits the run, in which precision the model
+    ran if not in float32, and whether the device has bf16 that was not used; and ``throughput.png`` shows
     samples per second, batch size and the shares of the parts.
 
     Args:
@@ -72,6 +74,7 @@ class DataWaitMonitor(L.Callback):
         self._failed = False
         self._before_backward: Part = "other"
         self._on_cpu = True
+        self._precision, self._has_bf16 = "", False
         self._folder: Path | None = None
         self._began = 0, 0  # bytes read from disks, samples trained
         self._clock = StepClock()
@@ -82,6 +85,8 @@ class DataWaitMonitor(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device = pl_module.device
         self._on_cpu, self._gauge = device.type == "cpu", open_gauge(device)
+        # Read here: where a run fails, AMP may have given the plugin back before the last sentence.
+        self._precision, self._has_bf16 = str(trainer.precision), has_fast_bf16(device.type)
         every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
         share = min(1.0, _MEASURED_STEPS / (every_n_steps or _MEASURED_STEPS * 10))
         self._clock = CudaStepClock(share) if device.type == "cuda" else StepClock()
@@ -177,7 +182,7 @@ class DataWaitMonitor(L.Callback):
         - ``train/limited_by``: one sentence
         """
         self._count()
-        return self._total.summarise(on_cpu=self._on_cpu)
+        return self._total.summarise(on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16)
 
     def _count(self) -> None:
         """Add up what the steps left, many at once: cheaper than after each."""
@@ -201,7 +206,7 @@ class DataWaitMonitor(L.Callback):
         if not self._total.tally.measured or not len(self._history.speed.read()[0]):  # a fit that was over already
             return
         self._count_reads(trainer)
-        sentence = self._total.describe(on_cpu=self._on_cpu)
+        sentence = self._total.describe(on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16)
         rank_zero_info(f"DataWaitMonitor: {sentence}")
         if self._folder is None:
             return

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _LEAST_REUSED: Final = 2**20
 _LEAST_THREADED: Final = 2**20
 _MOST_FREE: Final = 4
+_BF16_INSTRUCTIONS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16", "sve_bf16", "svebf16"})
+_CPU_INFO: Final = Path("/proc/cpuinfo")
 free_memory: list[memoryview] = []
 returned_memory: "deque[memoryview]" = deque()  # appended to by finalizers, in the midst of anything
 _lock = threading.Lock()
@@ -28,6 +31,45 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
 
     is_mps = torch.backends.mps.is_available() if device is None else device.type == "mps"
     return torch.float32 if is_mps else torch.float64
+
+
+def has_fast_bf16(device_type: str) -> bool:
+    """Return True if bfloat16 is faster than float32: CUDA from compute capability 8.0, CPUs with instructions for it.
+
+    Measured on two cores, forward and backward of a convolution and of a linear layer against float32: 1.6 and 1.9
+    times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with AVX512 alone, 13 and 34 times as slow with AVX2.
+    """
+    import torch
+
+    if device_type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # Without oneDNN a convolution in bfloat16 goes value by value, whatever the processor has.
+    if device_type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return not _BF16_INSTRUCTIONS.isdisjoint(read_cpu_flags())
+
+
+def read_cpu_flags(cpu_info: Path = _CPU_INFO) -> frozenset[str]:
+    """Return the instruction sets that the processor has, as torch names them, or else Linux; none if nobody says.
+
+    Args:
+        cpu_info: Linux's file, which is read if torch is older than ``torch.cpu.get_capabilities``.
+    """
+    import torch
+
+    if hasattr(torch.cpu, "get_capabilities"):
+        capabilities = torch.cpu.get_capabilities()
+        return frozenset(name for name, value in capabilities.items() if value is True)
+    try:
+        lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # macOS and Windows have no such file
+        return frozenset()
+    flags: set[str] = set()
+    for line in lines:
+        name, _, values = line.partition(":")
+        if name.strip() in ("flags", "Features"):  # x86 and ARM
+            flags.update(values.split())
+    return frozenset(flags)
 
 
 def runs_on_cpu(tensor: "torch.Tensor") -> bool:

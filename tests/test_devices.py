@@ -1,12 +1,13 @@
-"""Memory of the CPU serves again, and never while somebody holds it."""
+"""Memory of the CPU serves again, and never while somebody holds it; and what a processor is fast in."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from lit_data import devices
-from lit_data.devices import divided, reused
+from lit_data.devices import divided, has_fast_bf16, read_cpu_flags, reused
 
 SHAPE = (3, 512, 512)
 
@@ -66,3 +67,42 @@ def test_threads_never_share_memory() -> None:
 def test_a_division_casts() -> None:
     images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     assert torch.equal(divided(images, 255.0), torch.div(images, 255.0))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "fast"),
+    [
+        ({"avx512_f": True, "avx512_bf16": False, "cpu_name": "bf16"}, False),  # torch would emulate it
+        ({"avx512_f": True, "avx512_bf16": True}, True),
+        ({"amx_bf16": True}, True),
+        ({"neon": True, "bf16": True}, True),
+        ({}, False),
+    ],
+)
+def test_a_cpu_is_fast_in_bf16_with_instructions_and_convolutions_for_it(
+    capabilities: dict[str, bool], fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert has_fast_bf16("cpu") is fast
+    assert has_fast_bf16("mps") is False
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # as on macOS
+    assert has_fast_bf16("cpu") is False
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("model name\t: AMD EPYC\nflags\t\t: fpu avx512_bf16\n\nflags\t\t: fpu avx512_bf16\n", {"fpu", "avx512_bf16"}),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", {"fp", "asimd", "bf16"}),
+        ("\xff\x00 nothing of the kind", set()),
+        (None, set()),
+    ],
+)
+def test_an_older_torch_leaves_the_flags_to_linux(
+    text: str | None, flags: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    if text is not None:
+        (tmp_path / "cpuinfo").write_bytes(text.encode("latin-1"))
+    assert read_cpu_flags(tmp_path / "cpuinfo") == flags

@@ -25,6 +25,7 @@ WORDS = [
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",
     "trainer.gradient_clip_val=null",  # FSDP has none
+    "callbacks.amp.precision=fp32",  # weights are compared to 1e-6
     "logger=none",
     "data.samples={count: 6, height_px: 128, width_px: 128}",
     "data.patch_px=64",

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
@@ -19,6 +20,7 @@ from typing_extensions import override
 
 from lit_data.callbacks.precision.history import WatchedScaler
 from lit_data.callbacks.wrapping import wrap
+from lit_data.devices import has_fast_bf16
 from lit_data.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -97,21 +99,6 @@ Precision = Literal["fp16", "bf16", "fp32"]
 _FLAGS: Final = {"fp16": "16-mixed", "bf16": "bf16-mixed", "fp32": "32-true"}
 _SAFER: Final[dict[Precision, tuple[Precision, ...]]] = {"fp16": ("bf16", "fp32"), "bf16": ("fp32",), "fp32": ()}
 _AUTOCAST: Final = ("cpu", "cuda", "mps")
-_BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
-
-
-def has_fast_bf16(device_type: str) -> bool:
-    """Whether bfloat16 is faster than float32: on CUDA from compute capability 8.0, on CPUs with instructions for it.
-
-    Measured on two cores, forward and backward of a convolution and of a linear layer against float32: 1.6 and 1.9
-    times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with AVX512 alone, 13 and 34 times as slow with AVX2.
-    """
-    if device_type == "cuda":
-        fast: bool = torch.cuda.is_bf16_supported(including_emulation=False)
-        return fast
-    # The function is newer than the oldest torch that is supported.
-    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return device_type == "cpu" and any(capabilities.get(name) for name in _BF16_INSTRUCTIONS)
 
 
 def choose_precision(wanted: Precision | Literal["auto"], device_type: str) -> Precision:
@@ -275,6 +262,19 @@ class MixedPrecision(LightningMixedPrecision):
             return super().optimizer_step(optimizer, model, closure, **kwargs)
         finally:
             self._stepping, self.scaler = before
+
+    @override
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        clip_val: int | float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        # Lightning's class refuses fused optimizers in every precision: with fp16 alone they get gradients with the
+        # loss scale, and to clip these at as many times the limit is to clip the gradients.
+        still_scaled = self.scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+        scale = self.scaler.get_scale() if self.scaler is not None and still_scaled else 1.0
+        LightningPrecision.clip_gradients(self, optimizer, clip_val * scale, gradient_clip_algorithm)
 
     @override
     def state_dict(self) -> dict[str, Any]:

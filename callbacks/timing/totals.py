@@ -136,7 +136,7 @@ class StepTotals:
         """Count what was read from disks, and what the samples had that were trained meanwhile."""
         self.disk_bytes, self.sample_bytes = self.disk_bytes + disk_bytes, self.sample_bytes + sample_bytes
 
-    def summarise(self, *, on_cpu: bool) -> dict[str, float | int | str]:
+    def summarise(self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False) -> dict[str, float | int | str]:
         """See `lit_data.callbacks.DataWaitMonitor.summary`."""
         tally = self.tally
         if not tally.measured:
@@ -152,16 +152,18 @@ class StepTotals:
             "train/memory_mean_bytes": self.allocated_bytes // max(self.readings, 1),
             "train/memory_max_bytes": self.peak_bytes,
             "train/disk_read_bytes": self.disk_bytes,
-            "train/limited_by": self.describe(on_cpu=on_cpu),
+            "train/limited_by": self.describe(on_cpu=on_cpu, precision=precision, has_bf16=has_bf16),
         }
 
-    def describe(self, *, on_cpu: bool) -> str:
-        """One sentence on what limits the run."""
+    def describe(self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False) -> str:
+        """One sentence on what limits the run, see `describe_limit`."""
         speeds = self._rate_sizes()
         smaller, largest = sorted(speeds)[-2:] if len(speeds) > 1 else (None, None)
         return describe_limit(
             self.tally.mean_parts(),
             on_cpu=on_cpu,
+            precision=precision,
+            has_bf16=has_bf16,
             free_memory=1 - self.peak_bytes / self.limit_bytes if self.limit_bytes else 0.0,
             gain=speeds[largest] / speeds[smaller] if largest and smaller else None,
             disk_ratio=self.disk_bytes / self.sample_bytes if self.sample_bytes else 0.0,
@@ -198,6 +200,8 @@ def describe_limit(
     parts: Mapping[Part, float],
     *,
     on_cpu: bool,
+    precision: str = "",
+    has_bf16: bool = False,
     free_memory: float = 0.0,
     gain: float | None = None,
     disk_ratio: float = 0.0,
@@ -207,6 +211,8 @@ def describe_limit(
     Args:
         parts: Time of each part of a step, in any unit.
         on_cpu: Whether the model runs on the CPU.
+        precision: Lightning's word for what the model runs in, such as ``bf16-mixed``.
+        has_bf16: Whether the device is faster in bf16 than in float32.
         free_memory: Share of the memory that was free even at the peak, 0 to 1.
         gain: Speed at the largest batch size over that at the next smaller one; none if only one was seen.
         disk_ratio: Bytes read from disks over bytes of the samples.
@@ -222,15 +228,21 @@ def describe_limit(
         elif worst == ("wait", "assemble") and disk_ratio >= _MUCH_READ:
             return f"{share}, and the disk was read for {disk_ratio:.1f} times the bytes of the samples: try {_DISK}"
         return f"{share}: try {remedy}"
-    return f"the model takes {shares[_MODEL]:.0%} of the time: {_advise_model(on_cpu, free_memory, gain)}"
+    half = precision.partition("-")[0] if precision.startswith(("bf16", "16")) else ""
+    used = f" in {'fp16' if half == '16' else half}" if half else ""
+    advice = _advise_model(on_cpu, free_memory, gain, halves=not half and (has_bf16 or not on_cpu))
+    return f"the model{used} takes {shares[_MODEL]:.0%} of the time: {advice}"
 
 
-def _advise_model(on_cpu: bool, free_memory: float, gain: float | None) -> str:
+def _advise_model(on_cpu: bool, free_memory: float, gain: float | None, *, halves: bool) -> str:
     if gain is not None and gain >= _SOME_GAIN:
         return f"a larger batch may help, as the largest so far was {gain - 1:.0%} faster than the one before"
+    if on_cpu and halves:
+        return "try bf16 (the callback AMP), for which this processor has instructions, a GPU or a smaller model"
     if on_cpu:
         return "try a GPU, a smaller model or smaller images"
     if gain is None and free_memory >= _MUCH_MEMORY:
         return f"a larger batch may help, as {free_memory:.0%} of the memory is free"
     reason = "larger batches were no faster" if gain is not None else "the memory is in use"
-    return f"{reason}; try lower precision (bf16), torch.compile, a smaller model or a faster device"
+    lower = "lower precision (the callback AMP), " if halves else ""
+    return f"{reason}; try {lower}torch.compile, a smaller model or a faster device"

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_data.commands.configuration.targets import instantiate
-from lit_data.commands.diagnosis.device import check_devices, check_disks
+from lit_data.commands.diagnosis.device import check_devices, check_disks, judge_precision
 from lit_data.commands.diagnosis.finding import LEVELS, Finding, judge
 from lit_data.commands.diagnosis.machine import (
     check_environment,
@@ -25,6 +25,7 @@ from lit_data.commands.diagnosis.machine import (
     print_machine,
 )
 from lit_data.commands.result import read_summary
+from lit_data.devices import has_fast_bf16
 from lit_data.errors import DataError
 from lit_data.files import write_json
 from lit_data.loading import LoaderOptions
@@ -60,9 +61,19 @@ def _look(cfg: DictConfig) -> list[Finding]:
         *check_machine(),
         *check_disks({f"paths.{key}": str(cfg.paths[key]) for key in ("cache", "runs")}),
         *check_devices(count_cores(), pins=loader.pins_memory, accelerator=str(cfg.trainer.get("accelerator"))),
+        _check_precision(cfg),
         *check_environment(os.environ),
         *check_last_run(Path(cfg.paths.runs) / "fit" / str(cfg.name)),
     ]
+
+
+def _check_precision(cfg: DictConfig) -> Finding:
+    """Compare the precision that training is configured to have with what its device is fast in."""
+    device_type = "cpu" if cfg.trainer.get("accelerator") == "cpu" else _choose_device().type
+    callback = (cfg.get("callbacks") or {}).get("amp") or {}
+    of_trainer = cfg.trainer.get("precision")
+    used = str(of_trainer if of_trainer is not None else callback.get("precision", "fp32"))
+    return judge_precision(device_type, has_bf16=has_fast_bf16(device_type), used=used)
 
 
 def check_last_run(folder: Path) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
+from lit_data.modules.layers import run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
 from lit_data.types import Batch
@@ -43,12 +44,13 @@ class ConvClassifier(nn.Module):
         widths = [channels, *(width * 2**scale for scale in range(depth))]
         self.layers = nn.Sequential(*(layer for pair in pairwise(widths) for layer in _halve(*pair)))
         self.head = nn.Linear(widths[-1], count)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, classes] of images [B, C, H, W] float32 in 0..1."""
-        logits: Tensor = self.head(self.layers(images).mean((2, 3)))
-        return logits
+        means = self.layers(images).mean((2, 3), dtype=self.head.weight.dtype)  # more precise than what goes in
+        return run_in_float32(self.head, means)
 
 
 def _halve(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

@@ -133,6 +133,18 @@ def test_a_trainer_that_sets_the_precision_is_refused(flag: str, precision: Any)
         train(Model(), AMP(precision), precision=flag)
 
 
+@pytest.mark.parametrize("flag", ["bf16-mixed", "64-true"])
+def test_auto_leaves_a_trainer_its_own_precision(flag: str) -> None:
+    model, plain, amp = Model(), Model(), AMP()
+    trainer = train(model, amp, precision=flag)
+    train(plain, precision=flag)
+    assert torch.equal(model.layer.weight, plain.layer.weight)
+    assert set(model.dtypes) == set(plain.dtypes)
+    assert trainer.precision == flag
+    assert amp.summary() == {}
+    assert not any(name.startswith("amp/") for row in model.notes.rows for name in row)
+
+
 def test_a_second_amp_is_refused() -> None:
     class Other(AMP):
         """Lightning itself refuses two callbacks of the same class and state key."""

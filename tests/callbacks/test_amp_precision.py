@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.precision import plugin
-from lit_data.callbacks.precision.plugin import choose_precision, has_fast_bf16
+from lit_data.callbacks.precision.plugin import choose_precision
 from lit_data.errors import ConfigError
 from tests.notes import Notes
 
@@ -99,19 +99,6 @@ def test_a_device_without_autocast_is_refused() -> None:
         choose_precision("bf16", "hpu")
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "fast"), [({"avx512_f": True, "avx512_bf16": False}, False), ({"amx_bf16": True}, True)]
-)
-def test_a_cpu_is_asked_for_its_instructions(
-    capabilities: dict[str, bool], fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert has_fast_bf16("cpu") is fast
-    assert has_fast_bf16("mps") is False
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert has_fast_bf16("cpu") is False
-
-
 @pytest.mark.parametrize("when", ["during", "after"])
 def test_a_resumed_run_is_the_run_that_never_stopped(when: str, tmp_path: Path) -> None:
     whole, first, second = Model(0, 5), Model(0, 5), Model(0, 5)
@@ -171,6 +158,18 @@ def test_the_norm_is_that_of_unscaled_gradients(options: dict[str, bool]) -> Non
     train(model, AMP("fp16", init_scale=SCALE))
     norms = [[values["amp/grad_norm"] for values in each.notes.rows] for each in (model, plain)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_gradients_of_a_fused_optimizer_are_clipped_like_those_of_any(precision: Any, algorithm: str) -> None:
+    models = {name: Model(fused=fused) for name, fused in (("plain", False), ("fused", True), ("unclipped", False))}
+    for name, model in models.items():
+        limit = None if name == "unclipped" else 0.05
+        options = {"gradient_clip_val": limit, "gradient_clip_algorithm": algorithm}
+        train(model, AMP(precision, init_scale=SCALE), **options)
+    torch.testing.assert_close(models["fused"].layer.weight, models["plain"].layer.weight, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(models["unclipped"].layer.weight, models["plain"].layer.weight, rtol=1e-3)
 
 
 def test_a_fused_optimizer_skips_and_is_counted() -> None:

@@ -458,6 +458,21 @@ def make_parts(**seconds_s: float) -> dict[Part, float]:
         (make_parts(wait=19, forward=40, backward=41), {"on_cpu": True}, "the model takes 81% of the time: try a GPU"),
         (
             make_parts(forward=1),
+            {"on_cpu": True, "precision": "32-true", "has_bf16": True},
+            "the model takes 100% of the time: try bf16 (the callback AMP), for which this processor has instructions",
+        ),
+        (
+            make_parts(forward=1),
+            {"on_cpu": True, "precision": "bf16-mixed", "has_bf16": True},
+            "the model in bf16 takes 100% of the time: try a GPU",
+        ),
+        (
+            make_parts(forward=1),
+            {"precision": "16-mixed", "has_bf16": True},
+            "the model in fp16 takes 100% of the time: the memory is in use; try torch.compile",
+        ),
+        (
+            make_parts(forward=1),
             {"free_memory": 0.6},
             "the model takes 100% of the time: a larger batch may help, as 6",
         ),

@@ -98,6 +98,27 @@ def check_devices(cores: int, *, pins: bool, accelerator: str) -> Iterator[Findi
         yield Finding("warning", "trainer", "trainer.accelerator=cpu beside a GPU", "set trainer=gpu")
 
 
+def judge_precision(device_type: str, *, has_bf16: bool, used: str) -> Finding:
+    """Return whether training uses bf16 where the device is fast in it, and only there.
+
+    Args:
+        device_type: ``cpu`` or ``cuda``.
+        has_bf16: The device is faster in bf16 than in float32.
+        used: The precision of training as the configuration has it: ``auto``, that of `AMP`, ``bf16``, ``fp16``,
+            ``fp32``, or Lightning's word.
+    """
+    name = "this processor" if device_type == "cpu" else "this GPU"
+    uses_bf16 = used.startswith("bf16") or (used == "auto" and has_bf16)
+    if uses_bf16 and not has_bf16:
+        found = f"used, but {name} has no instructions for it, which makes it slower than fp32"
+        return Finding("warning", "bf16", found, "set callbacks.amp.precision=auto")
+    if has_bf16 and not uses_bf16:
+        remedy = "set callbacks.amp.precision=auto, with callbacks=default, safe, fast or low_memory"
+        return Finding("note", "bf16", f"not used ({used}), though {name} has instructions for it", remedy)
+    found = f"used: {name} has instructions for it" if uses_bf16 else f"not used: {name} has no instructions for it"
+    return Finding("ok", "bf16", found)
+
+
 def judge_absence(*, has_driver: bool, built_for: str | None) -> Finding:
     """Why torch sees no GPU.
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import to_corners
+from lit_data.modules.layers import run_in_float32
 
 _PRIOR: Final = 0.01  # probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017)
 _FIRST_SIZE: Final = 4.0  # strides; so that before any training each object is nearest to a level of its own size
@@ -75,6 +76,7 @@ class DetectorNet(nn.Module):
         self.sides = nn.ModuleList(_convolve(inputs, fine, kernel=1) for inputs in (fine, middle, coarse))
         self.joins = nn.ModuleList(_convolve(fine, fine) for _ in self.strides_px)
         self.heads = nn.ModuleList(_Head(fine, classes) for _ in self.strides_px)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @override
     def forward(self, images: Tensor) -> Predictions:
@@ -160,8 +162,14 @@ class _Head(nn.Module):
 
     @override
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        logits, codes = self.classes(features), self.boxes(features)
+        logits, codes = _run_branch(self.classes, features), _run_branch(self.boxes, features)
         return logits.flatten(2).transpose(1, 2), codes.flatten(2).transpose(1, 2)
+
+
+def _run_branch(branch: nn.Sequential, features: Tensor) -> Tensor:
+    convolve, last = branch
+    assert isinstance(last, nn.Conv2d)
+    return run_in_float32(last, convolve(features))
 
 
 def _convolve(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn.Sequential:

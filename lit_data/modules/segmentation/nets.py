@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.errors import ConfigError
+from lit_data.modules.layers import run_in_float32
 
 
 class UNet(nn.Module):
@@ -18,7 +19,7 @@ class UNet(nn.Module):
 
     Unlike the original, convolutions keep the size, scales are halved by the stride of a convolution, and the way up is
     bilinear, which leaves no chequerboard. Sides that 2^depth does not divide are padded by repeating the edge, and the
-    padding is cut off again.
+    padding is cut off again. Weights lie channels last; the head runs in float32 under autocast, too.
 
     Args:
         channels: Of the images.
@@ -61,6 +62,8 @@ class UNet(nn.Module):
             bias[0] = 0
         with torch.no_grad():
             self.head.bias.copy_(bias)  # type: ignore[union-attr]  # it has one
+        # Of one channel torch cannot see how images lie: the weights decide the format of what follows.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -81,10 +84,25 @@ class UNet(nn.Module):
             sides.append(features)
             features = layer(features)
         for layer in self.up:
-            finer = F.interpolate(features, scale_factor=2.0, mode="bilinear", align_corners=False)
-            features = layer(torch.cat((sides.pop(), finer), dim=1))
-        logits: Tensor = self.head(features)
-        return logits[..., :height, :width]
+            features = layer(torch.cat((sides.pop(), _double_resolution(features)), dim=1))
+        return run_in_float32(self.head, features)[..., :height, :width]
+
+
+def _double_resolution(features: Tensor) -> Tensor:
+    """[B, C, 2 H, 2 W] of [B, C, H, W], whose gradient comes back channels last.
+
+    The gradient of one part of a concatenation is a view with gaps, which torch takes for another format: it copied it,
+    and the backward of the interpolation took five times as long on a CPU.
+    """
+    finer = F.interpolate(features, scale_factor=2.0, mode="bilinear", align_corners=False)
+    if finer.requires_grad and not torch.compiler.is_compiling():
+        finer.register_hook(_close_gaps)
+    return finer
+
+
+def _close_gaps(gradient: Tensor | None) -> Tensor | None:
+    # None where autograd leaves a gradient undefined.
+    return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
 
 
 def _convolve_twice(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
@@ -206,6 +224,7 @@ class CompareNet(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # a Conv2d without bias has None
         nn.init.constant_(self.head.bias, math.log(prior / (1 - prior)))  # type: ignore[arg-type]
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of defect pixels.
@@ -218,8 +237,7 @@ class CompareNet(nn.Module):
         """
         # Few channels at full resolution: channels last saves a quarter of a training step on the CPU.
         features = compare(images).contiguous(memory_format=torch.channels_last)
-        logits: Tensor = self.head(self.layers(features))
-        return logits
+        return run_in_float32(self.head, self.layers(features))
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -49,6 +50,12 @@ CASES: list[tuple[Callable[..., Finding], tuple[object, ...], str, str]] = [
     (device.judge_kernels, ((6, 1), ["sm_75", "sm_120"]), "fault", "install a build"),
     (device.judge_pinning, (True,), "ok", ""),
     (device.judge_pinning, (False,), "warning", "pin_memory=auto"),
+    (partial(device.judge_precision, has_bf16=True, used="auto"), ("cpu",), "ok", ""),
+    (partial(device.judge_precision, has_bf16=True, used="bf16-mixed"), ("cpu",), "ok", ""),
+    (partial(device.judge_precision, has_bf16=False, used="auto"), ("cpu",), "ok", ""),
+    (partial(device.judge_precision, has_bf16=True, used="fp32"), ("cpu",), "note", "callbacks.amp.precision=auto"),
+    (partial(device.judge_precision, has_bf16=True, used="fp16"), ("cuda",), "note", "callbacks.amp.precision=auto"),
+    (partial(device.judge_precision, has_bf16=False, used="bf16"), ("cpu",), "warning", "callbacks.amp.precision=auto"),
     (device.judge_share, (16, 2), "ok", ""),
     (device.judge_share, (6, 2), "warning", "data.cache=device"),
     (machine.judge_opencv, (["opencv-python-headless"],), "ok", ""),

@@ -1,0 +1,136 @@
+"""Every net: logits in float32 under autocast, and weights that lie channels last whatever is loaded into them."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_data.modules import CompareNet, ConvClassifier, DetectorNet, SegmentationModule, UNet
+from lit_data.testing import QUIET
+
+NETS: Final[dict[str, tuple[Callable[[], nn.Module], int]]] = {
+    "unet": (lambda: UNet(width=4, depth=2), 3),
+    "unet of one channel": (lambda: UNet(channels=1, width=4, depth=2), 1),
+    "compare": (lambda: CompareNet(width=4, depth=2), 3),
+    "classifier": (lambda: ConvClassifier(3, width=4, depth=2), 3),
+    "detector": (lambda: DetectorNet(2, width=4), 3),
+}
+
+
+@pytest.fixture(params=NETS)
+def net_and_images(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    make, channels = NETS[request.param]
+    return make().eval(), torch.rand(8, channels, 64, 64)
+
+
+def give_logits(net: nn.Module, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Logits of a net, under autocast where a dtype is given."""
+    with torch.no_grad(), torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        outputs = net(images)
+    logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+    return logits
+
+
+def test_logits_under_autocast_have_the_steps_of_float32(net_and_images: tuple[nn.Module, Tensor]) -> None:
+    net, images = net_and_images
+    exact, found = give_logits(net, images), give_logits(net, images, torch.bfloat16)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())
+    assert len(found.unique()) > 0.5 * len(exact.unique())  # in bfloat16 there were a handful
+    spread = (exact - exact.mean()).abs().mean()
+    assert (found - exact).abs().mean() < 0.1 * spread
+
+
+def test_weights_lie_channels_last_and_take_a_state_of_any_layout(net_and_images: tuple[nn.Module, Tensor]) -> None:
+    net, images = net_and_images
+    before = give_logits(net, images)
+    state = {name: value.clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.zero_()
+    net.load_state_dict(state)
+    kernels = [weight for weight in net.parameters() if weight.ndim == 4]
+    assert kernels
+    assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+    assert torch.equal(give_logits(net, images), before)
+
+
+def test_weights_in_bfloat16_need_no_autocast(net_and_images: tuple[nn.Module, Tensor]) -> None:
+    net, images = net_and_images
+    if isinstance(net, CompareNet):
+        pytest.skip("differences of images are float32 in any precision")
+    exact = give_logits(net, images)
+    found = give_logits(net.bfloat16(), images.bfloat16())
+    torch.testing.assert_close(found.float(), exact, atol=0.5, rtol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_unet_does_not_depend_on_how_its_images_lie(dtype: torch.dtype) -> None:
+    gradients = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        net = UNet(width=4, depth=2)
+        images = torch.rand(2, 3, 20, 12).contiguous(memory_format=memory_format)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = net(images).square().sum()
+        loss.backward()
+        gradients.append([weight.grad for weight in net.parameters()])
+    assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_unet_has_the_gradient_of_its_definition(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net, images = UNet(width=4, depth=2), torch.rand(2, 3, 16, 16)
+    (fine, middle), (join_middle, join_fine) = net.down, net.up
+
+    def compute(images: Tensor) -> Tensor:
+        scales = [net.stem(images.contiguous(memory_format=torch.channels_last))]
+        scales += [fine(scales[0])]
+        coarse = middle(scales[1])
+        double = partial(torch.nn.functional.interpolate, scale_factor=2.0, mode="bilinear", align_corners=False)
+        joined = join_middle(torch.cat((scales[1], double(coarse)), dim=1))
+        features = join_fine(torch.cat((scales[0], double(joined)), dim=1))
+        with torch.autocast("cpu", enabled=False):
+            return net.head(features.float())
+
+    gradients = []
+    for forward in (net, compute):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            logits = forward(images)
+        gradients.append(torch.autograd.grad(logits.square().sum(), list(net.parameters())))
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-3 * float(second.abs().max()))
+
+
+def test_only_shapes_need_no_autocast() -> None:
+    assert UNet(width=2, depth=1).to("meta")(torch.empty(2, 3, 8, 8, device="meta")).shape == (2, 1, 8, 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(fused: bool, tmp_path: Path) -> None:
+    samples = [{"image": torch.rand(3, 8, 8), "mask": torch.eye(8)[None]} for _ in range(4)]
+    loader: DataLoader[Any] = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
+
+    def train(epochs: int, checkpoint: Path | None = None) -> L.Trainer:
+        torch.manual_seed(0)
+        optimizer = partial(torch.optim.AdamW, lr=0.01, fused=fused)
+        module = SegmentationModule(UNet(width=2, depth=1), optimizer=optimizer, schedule="none", baseline=False)
+        trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=epochs, **QUIET)
+        trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=True)
+        return trainer
+
+    train(1).save_checkpoint(tmp_path / "new.ckpt")
+    saved = torch.load(tmp_path / "new.ckpt", weights_only=True)
+    contiguous = torch.utils._pytree.tree_map_only(Tensor, lambda value: value.clone().contiguous(), saved)
+    torch.save(contiguous, tmp_path / "old.ckpt")
+    ends = [train(2, tmp_path / name).lightning_module.state_dict() for name in ("new.ckpt", "old.ckpt")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

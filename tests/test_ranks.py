@@ -155,9 +155,10 @@ def _score(rank: int, ranks: int) -> dict[str, float]:
     pixels, best, defects = PixelScores(), PixelScores(threshold=None), DefectRecall()
     for metric in (pixels, best, defects):
         metric.update(scores[rank::ranks], masks[rank::ranks])
-    anomalies, images = AnomalyScores(), torch.arange(21) // 3
+    anomalies, images = AnomalyScores(score_fraction=0.01), torch.arange(21) // 3
+    positions = torch.stack((torch.arange(21) % 3, torch.zeros(21, dtype=torch.int64)), dim=1)  # patches overlap
     masks[images % 2 == 0] = 0  # an image's patches lie on both ranks
-    anomalies.update(scores[rank::ranks], masks[rank::ranks], images[rank::ranks])
+    anomalies.update(scores[rank::ranks], masks[rank::ranks], images[rank::ranks], positions[rank::ranks])
     found = {**pixels.compute(), "best": best.compute()["dice"], "recall": defects.compute()}
     found |= {f"anomaly_{name}": value for name, value in anomalies.compute().items()}
     return {name: round(float(value), 6) for name, value in found.items()}

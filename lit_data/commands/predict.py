@@ -2,10 +2,11 @@
 
 import inspect
 import logging
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
@@ -25,6 +26,8 @@ from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.tasks.writer import FINGERPRINT
 
 log = logging.getLogger(__name__)
+
+_NOT_CHOSEN: Final = -1.0  # image threshold of a model whose validation had images of one kind only, or none
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -52,6 +55,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     task = find_task(datamodule)
     load_weights(model, checkpoint)
     options = _take_threshold(model, options)
+    if "image_threshold" not in task.unused:
+        options = _take_image_threshold(model, options)
     folder = Path(cfg.paths.run if options.folder is None else options.folder)
     _warn_of_nothing_to_resume(folder, options)
     place = PredictRun(
@@ -71,6 +76,28 @@ def _take_threshold(model: L.LightningModule, options: PredictOptions) -> Predic
         return options
     log.info("predict.threshold=%.4g, as validation chose it", chosen)
     return replace(options, threshold=float(chosen))
+
+
+def _take_image_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:
+    """The options with the model's score of images and the threshold of it, where they name none.
+
+    Raises:
+        ConfigError: The threshold was chosen for another score.
+    """
+    if options.image_score_fraction is None:
+        options = replace(options, image_score_fraction=getattr(model, "image_score_fraction", None))
+    chosen = float(getattr(model, "image_threshold", _NOT_CHOSEN))
+    if options.image_threshold is not None or chosen == _NOT_CHOSEN:
+        return options
+    fraction = float(getattr(model, "image_threshold_fraction", options.top_fraction))
+    if not math.isclose(fraction, options.top_fraction, rel_tol=1e-5):
+        raise ConfigError(
+            f"an image scores as the mean of {options.top_fraction:g} of its pixels here, and validation chose the "
+            f"threshold of the checkpoint for {fraction:.6g}: set model.image_score_fraction={fraction:.6g}, or give "
+            "predict.image_threshold"
+        )
+    log.info("predict.image_threshold=%.6g, as validation chose it", chosen)
+    return replace(options, image_threshold=chosen)
 
 
 def _describe_bad(bad: Sequence[tuple[str, str]], folder: Path) -> str:

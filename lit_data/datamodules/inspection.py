@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 from typing_extensions import override
 
@@ -198,6 +199,11 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         found = self.source.found
         kinds = dict(zip(map(str, found.images), found.kinds, strict=True))
         return [kinds[self.bank.name(number)] for number in range(len(self.bank))]
+
+    @property
+    def image_sizes_px(self) -> Tensor:
+        """[images, 2] int64 (height, width) of each image."""
+        return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))
 
     def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
         """[n, classes] pixels of each class, the background first, in the images of a split; of all images for None.

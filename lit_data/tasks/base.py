@@ -18,7 +18,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.tasks.batches import predict_batches
 from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure, show_pixels
-from lit_data.tasks.options import TILE_OPTIONS, Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import TILE_OPTIONS, VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter
 from lit_data.types import Batch, Stage
 
@@ -52,7 +52,7 @@ class Task(Generic[Data]):
         *("split_seed", "splits"),
     )
     predict_data: ClassVar[Mapping[str, Any]] = {}
-    unused: ClassVar[Sequence[str]] = (*TILE_OPTIONS, "clean", "count")
+    unused: ClassVar[Sequence[str]] = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "count")
 
     def __init__(self, datamodule: Data) -> None:
         self.datamodule = datamodule

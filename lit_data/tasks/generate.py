@@ -18,7 +18,7 @@ from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
-from lit_data.tasks.options import TILE_OPTIONS, Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import TILE_OPTIONS, VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class GenerateTask(Task[GANDataModule]):
 
     predicts = "images"
     method = "sample_images"
-    unused = (*TILE_OPTIONS, "clean", "resume", "lanes")
+    unused = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "resume", "lanes")
 
     @override
     def draw_samples(

@@ -19,6 +19,7 @@ from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
 from lit_data.io.images.readers import read_image
+from lit_data.modules.segmentation.image_scores import count_top_px, mean_highest
 from lit_data.synthesis.values import ValueRange
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
@@ -86,9 +87,10 @@ class InspectionTask(Task[InspectionDataModule]):
 class VerdictWriter(MapWriter):
     """Writes what `MapWriter` does, and ``images.csv`` with a verdict for each image.
 
-    Its columns are the highest probability, the defects found at the threshold, and ``good`` or ``defect``. Where masks
-    say what is true, that stands beside it, with the kind of the image, and ``worst.png`` shows the defects that were
-    seen worst and the good images that looked worst.
+    Its columns are the score, which is the mean of the highest probabilities as in validation, the defects found at the
+    threshold of pixels, and ``good`` or ``defect`` by the threshold of images; where there is none, an image is
+    defective in which any defect is found. Where masks say what is true, that stands beside it, with the kind of the
+    image, and ``worst.png`` shows the defects that were seen worst and the good images that looked worst.
 
     Args:
         datamodule: Whose images.
@@ -102,8 +104,9 @@ class VerdictWriter(MapWriter):
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
-        highest = max(float(answer.rows(part).max()) for part in slabs(answer.shape))
-        return super().write(number, answer, seconds)._replace(score=round(highest, 4))
+        count = count_top_px(answer.values.size, self.options.top_fraction)
+        score = mean_highest((answer.rows(part) for part in slabs(answer.shape)), count)
+        return super().write(number, answer, seconds)._replace(score=score)
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -114,9 +117,9 @@ class VerdictWriter(MapWriter):
         rows: list[dict[str, Any]] = [
             {
                 "image": entry.image,
-                "score": entry.score,
+                "score": round(entry.score, 6),
                 "defects": len(entry.rows),
-                "verdict": _VERDICTS[bool(entry.rows)],
+                "verdict": _VERDICTS[self._is_defective(entry)],
                 "truth": "" if is_bad is None else _VERDICTS[is_bad],
                 "kind": kinds[numbers[entry.image]],
             }
@@ -130,6 +133,10 @@ class VerdictWriter(MapWriter):
             self._draw_worst([(row, numbers[row["image"]]) for row in rows])
             found |= score_verdicts(rows)
         return found
+
+    def _is_defective(self, entry: Entry) -> bool:
+        least = self.options.image_threshold
+        return bool(entry.rows) if least is None else entry.score >= least
 
     def _draw_worst(self, rows: Sequence[tuple[Mapping[str, Any], int]]) -> None:
         """The defective images of the lowest scores above the good ones of the highest."""

@@ -34,7 +34,7 @@ from lit_data.tasks.figures import (
     show_images,
     show_mask,
 )
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
 from lit_data.tasks.tiles import ImageWriter, predict_images
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.writer import Entry, Written
@@ -69,7 +69,7 @@ class StripeTask(PatchTask):
 
     neutral_data = (*PatchTask.neutral_data, "backend", "edges", "patch_px", "stride_px")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
-    unused = ("clean", "count")
+    unused = (*VERDICT_OPTIONS, "clean", "count")
 
     datamodule: StripeDataModule
 

@@ -14,6 +14,7 @@ from lit_data.inference.export.quantise import Mode
 from lit_data.inference.forward import Augment, Precision
 from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
+from lit_data.modules.segmentation.image_scores import SCORE_FRACTION, check_fraction
 
 _HOW: Final = (
     "folder",
@@ -37,6 +38,9 @@ TILE_OPTIONS: Final = (
 )
 """Options of images that are predicted tile by tile."""
 
+VERDICT_OPTIONS: Final = ("image_threshold", "image_score_fraction")
+"""Options of images that get a verdict."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
@@ -48,6 +52,10 @@ class PredictOptions:
     Args:
         threshold: Least probability of a marked pixel or a voxel, least score of an object; `None`: the one that the
             model's checkpoint holds as ``predict_threshold``, else 0.5.
+        image_threshold: Least score of a defective image; `None`: the one that the model's checkpoint holds as
+            ``image_threshold``, and without that an image is defective in which any defect is found.
+        image_score_fraction: An image scores as the mean of this fraction of its pixels, the highest ones; `None`: as
+            the model has it, else 0.0005. See `count_top_px`.
         min_area_px: Smallest defect or object.
         on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is predicted; in the
             place of ``data.on_bad``.
@@ -75,6 +83,8 @@ class PredictOptions:
     """
 
     threshold: float | None = None
+    image_threshold: float | None = None
+    image_score_fraction: float | None = None
     min_area_px: int = 2
     on_bad: OnBad = "skip"
     folder: str | None = None
@@ -108,6 +118,9 @@ class PredictOptions:
         check_types(PredictOptions, given, "predict")
         if not 0 <= self.least_score <= 1:
             raise ConfigError(f"predict.threshold={self.threshold} must be from 0 to 1")
+        if self.image_threshold is not None and not 0 <= self.image_threshold <= 1:
+            raise ConfigError(f"predict.image_threshold={self.image_threshold} must be from 0 to 1")
+        check_fraction("predict.image_score_fraction", self.top_fraction)
         if min(self.min_area_px, self.large_px) < 0:
             raise ConfigError(
                 f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need at least 0"
@@ -125,6 +138,11 @@ class PredictOptions:
     def least_score(self) -> float:
         """`threshold`, or 0.5."""
         return 0.5 if self.threshold is None else self.threshold
+
+    @property
+    def top_fraction(self) -> float:
+        """`image_score_fraction`, or 0.0005."""
+        return SCORE_FRACTION if self.image_score_fraction is None else self.image_score_fraction
 
     def _check_static(self) -> None:
         if self.compile:

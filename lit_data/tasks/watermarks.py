@@ -31,7 +31,7 @@ from lit_data.tasks.figures import (
     show_mask,
 )
 from lit_data.tasks.maps import name_sample
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
 from lit_data.tasks.tiles import ImageWriter, predict_images
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.writer import Entry, Written
@@ -47,7 +47,7 @@ class MarkTask(Task[WatermarkDataModule]):
     predicts = "dict with `probability`"
     neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
-    unused = ("count",)
+    unused = (*VERDICT_OPTIONS, "count")
 
     @override
     def draw_samples(

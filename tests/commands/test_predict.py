@@ -74,3 +74,25 @@ def test_one_image_is_enough_and_a_run_goes_on(
     assert (summary["predict/images"], summary["predict/images_kept"]) == (3, 1)
     assert main([*run, "data.read.exif=apply"]) == 2
     assert "\n  data.read.exif: 'ignore', now 'apply'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_images_are_judged_by_the_threshold_of_the_checkpoint(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain: dict[str, Any] = {"false_alarms_per_patch": None, "baseline": False}
+    model = SegmentationModule(UNet(width=2, depth=1), anomaly_scores=True, **plain)
+    model.image_threshold.fill_(0.0)
+    model.image_threshold_fraction.fill_(0.01)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "judge.ckpt")
+    judge = [*words, "+experiment=inspection", f"ckpt={tmp_path}/judge.ckpt", f"predict.folder={tmp_path}/out"]
+    judge.remove("experiment=watermark")
+    assert main(judge) == 2
+    assert "set model.image_score_fraction=0.01, or give predict.image_threshold" in capsys.readouterr().err
+    for given, verdict in (("model.image_score_fraction=0.01", "defect"), ("predict.image_threshold=1", "good")):
+        assert main([*judge, given]) == 0
+        rows = (tmp_path / "out" / "images.csv").read_text().splitlines()
+        assert rows[0] == "image,score,defects,verdict"
+        assert [row.rpartition(",")[2] for row in rows[1:]] == [verdict] * 3
+    assert main([*words, "predict.image_threshold=0.5"]) == 2
+    assert "predict.image_threshold=0.5 means nothing for masks of watermarks" in capsys.readouterr().err

@@ -274,11 +274,19 @@ def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     with (predicted["folder"] / "images.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
-    assert all((row["verdict"] == "defect") == (int(row["defects"]) > 0) for row in rows)
     assert all(0 <= float(row["score"]) <= 1 for row in rows)
     weights = torch.load(fitted["folder"] / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
-    chosen = json.loads((predicted["folder"] / "fingerprint.json").read_text())["predict"]["threshold"]
-    assert chosen == pytest.approx(float(weights["predict_threshold"])) == pytest.approx(fitted["val/f1_max_threshold"])
+    chosen = json.loads((predicted["folder"] / "fingerprint.json").read_text())["predict"]
+    assert chosen["threshold"] == pytest.approx(float(weights["predict_threshold"]))
+    assert chosen["threshold"] == pytest.approx(fitted["val/f1_max_threshold"])
+    least = chosen["image_threshold"]
+    if least is None:  # all images of this validation show a defect
+        assert float(weights["image_threshold"]) == -1
+        assert all((row["verdict"] == "defect") == (int(row["defects"]) > 0) for row in rows)
+    else:
+        assert least == pytest.approx(fitted["val/image_f1_max_threshold"])
+        clear = [row for row in rows if abs(float(row["score"]) - least) > 1e-6]
+        assert all((row["verdict"] == "defect") == (float(row["score"]) >= least) for row in clear)
     shown = run("show", *words, "show.count=3")
     assert shown["show/patches"] == 3
     assert (shown["folder"] / "augment.png").is_file()

@@ -7,9 +7,13 @@ from typing import Any
 import cv2
 import lightning as L
 import numpy as np
+import pytest
 import torch
 
 from lit_data.datamodules import InspectionDataModule
+from lit_data.loading import LoaderOptions
+from lit_data.modules import SegmentationModule
+from lit_data.modules.segmentation.anomaly_scores import AnomalyScores
 from lit_data.tasks import find_task
 from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.testing import QUIET
@@ -61,3 +65,82 @@ def test_each_defect_has_its_class_and_each_image_a_map_of_them(tmp_path: Path) 
         assert (classes == 1).sum() == 100
         assert (classes[40:60, 30:50] == 2).all()
         assert [row["verdict"] for row in _rows(folder / "images.csv")] == ["good", "defect", "defect"]
+
+
+def test_the_verdict_is_that_of_the_score_where_images_have_a_threshold(tmp_path: Path) -> None:
+    scores = []
+    for fraction, threshold in ((0, None), (0.05, None), (0.05, 0.4), (0, 1.0)):
+        folder = _predict(
+            tmp_path / f"{fraction}{threshold}", image_score_fraction=fraction, image_threshold=threshold, large_px=10
+        )
+        rows = _rows(folder / "images.csv")
+        scores.append([float(row["score"]) for row in rows])
+        by_score = [score >= (threshold or 0) for score in scores[-1]]
+        by_defects = [row["defects"] != "0" for row in rows]
+        defective = by_defects if threshold is None else by_score
+        assert [row["verdict"] for row in rows] == [("good", "defect")[bad] for bad in defective]
+    assert scores[0] == pytest.approx([0, 1, 1], abs=1e-3)
+    # 315 of 6300 px: of image 1 100 are a defect
+    assert scores[1] == scores[2] == pytest.approx([0, 100 / 315, 1], abs=1e-3)
+
+
+class _Brightness(torch.nn.Module):
+    """A logit of each pixel from the pixel alone, so that it is the same in every patch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(6.0))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.scale * (images[:, :1] - 0.5)
+
+
+def _write_noise(folder: Path) -> None:
+    """Images smaller than a patch, of one, and of several that overlap; two show a defect."""
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    for number, size in enumerate([(40, 90), (64, 64), (100, 150), (70, 64)]):
+        image, mask = generator.integers(0, 200, size, dtype=np.uint8), np.zeros(size, np.uint8)
+        if number % 2:
+            image[:9, -9:] += 50
+            mask[:9, -9:] = 255
+        cv2.imwrite(str(folder / f"{number}.png"), image)
+        cv2.imwrite(str(folder / f"{number}_mask.png"), mask)
+
+
+@pytest.mark.parametrize("fraction", [0, 0.002, 0.1])
+def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: float) -> None:
+    _write_noise(tmp_path / "set")
+    names = [f"{number}.png" for number in range(4)]
+    data = InspectionDataModule(
+        str(tmp_path / "set"),
+        splits={"train": [], "val": names, "test": []},
+        patch_px=64,
+        cache_dir=str(tmp_path / "cache"),
+        loader=LoaderOptions(batch_size=3, num_workers=0),
+    )
+    options: dict[str, Any] = {"baseline": False, "false_alarms_per_patch": None, "image_score_fraction": fraction}
+    model = SegmentationModule(_Brightness(), anomaly_scores=True, **options)
+    metric = AnomalyScores(score_fraction=fraction)
+    data.prepare_data()
+    data.setup("validate")
+    metric.sizes_px = data.image_sizes_px
+    for batch in data.val_dataloader():
+        finished = data.finish_batch(batch, "val")
+        found = model.predict_step(finished, 0)["probability"].detach()
+        metric.update(found, finished["mask"], batch["image_index"], batch["position"])
+    L.Trainer(**QUIET).validate(model, data, verbose=False)
+    data.setup("predict")
+    run = PredictRun(folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET))
+    threshold = float(model.image_threshold)
+    chosen = PredictOptions(image_score_fraction=fraction, image_threshold=threshold, tile_px=64)
+    predicted = find_task(data).predict(model, run, chosen).metrics
+    rows = _rows(tmp_path / "out" / "images.csv")
+    numbers, scores, _ = metric.score_images()
+    in_prediction = {row["image"]: float(row["score"]) for row in rows}
+    in_validation = {f"{number}.png": score for number, score in zip(numbers.tolist(), scores.tolist(), strict=True)}
+    assert in_prediction == pytest.approx(in_validation, abs=1e-5)
+    assert threshold == pytest.approx(float(metric.compute()["image_f1_max_threshold"]), abs=1e-6)
+    wrong = sum(row["verdict"] != row["truth"] for row in rows)
+    assert predicted["predict/missed"] + predicted["predict/false_alarms"] == wrong
+    assert predicted["predict/image_auroc"] == pytest.approx(float(metric.compute()["image_auroc"]), abs=1e-4)

@@ -7,63 +7,94 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import avg_pool1d
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.devices import widest_float
 from lit_data.modules.scored import BINS, PixelScores, bin_edge, find_bins, is_marked
-from lit_data.types import IGNORED
+from lit_data.modules.segmentation.image_scores import (
+    MOST_PX,
+    SCORE_FRACTION,
+    TopPixels,
+    choose_threshold,
+    count_top_px,
+    keep_highest,
+    mean_by_image,
+    take_highest,
+)
 
 _LIMITS: Final = {"aupro_30": 0.3, "aupro_5": 0.05}
 ANOMALY_SCORES: Final = (
     *("image_auroc", "image_average_precision", "pixel_auroc"),
     *_LIMITS,
-    *("f1_max", "f1_max_threshold"),
+    *("f1_max", "f1_max_threshold", "image_f1_max", "image_f1_max_threshold"),
 )
+_SMOOTH: Final = 50  # bins to each side, of 42 / 8192 logits
+_TOP_PIXELS: Final = ("top_images", "top_pixels", "top_scores")
+MERGE_AFTER: Final = 2**20  # pixels of the states, before each image keeps its highest ones only
 
 
 class AnomalyScores(PixelScores):
     """`PixelScores`, and what the field states beside them, from patches of images.
 
-    - ``image_auroc``, ``image_average_precision``: of images, whose score is the highest of their pixels; exact, and
-      left out where all images have a defect or none has;
+    - ``image_auroc``, ``image_average_precision``: of images, whose score is the mean of the highest `score_fraction`
+      of their pixels; exact, and left out where all images have a defect or none has;
+    - ``image_f1_max`` of the images, and the threshold of their scores that `choose_threshold` gives for it; left out
+      there too;
     - ``image_auroc_KIND``: that of the defective images of a kind among the good ones, where there are several `kinds`;
     - ``pixel_auroc``: area under the ROC curve of the pixels;
     - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive rate, up to 0.3 and
       0.05, as a share of the limit (Bergmann et al., "The MVTec anomaly detection dataset", IJCV 2021). A region is a
       connected part (8 neighbours) of the mask of a patch, so one that patches divide counts in each;
-    - ``f1_max`` of the pixels, and the threshold where it is reached.
+    - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within a quarter of a
+      logit is largest: the single best threshold moves with few pixels.
 
     The curves have 8192 thresholds. A region weighs 1 in a histogram of its pixels' scores, so the state of the pixels
-    is of fixed size; that of the images is three numbers for each patch.
+    is of fixed size; that of the images is three numbers for each patch, and for each image up to 1024 pixels.
+
+    The patches of an image may come in any batches and on any ranks. A pixel that several of them show counts once, by
+    its highest score, and what was mirrored past an edge does not count, if `sizes_px` and the places of the patches
+    are known; without them all pixels of all patches count.
 
     Args:
         kinds: Kind of the defects of each image, by its number; empty where none is known.
+        score_fraction: See `count_top_px`.
+
+    Attributes:
+        sizes_px: [images, 2] int64 (height, width) of each image, by its number; None where they are not known.
     """
 
     regions: Tensor
     region_count: Tensor
     images: list[Tensor]
-    highest: list[Tensor]
+    areas_px: list[Tensor]
     defective: list[Tensor]
+    top_images: list[Tensor]
+    top_pixels: list[Tensor]
+    top_scores: list[Tensor]
 
-    def __init__(self, kinds: Sequence[str] = ()) -> None:
+    def __init__(self, kinds: Sequence[str] = (), *, score_fraction: float = SCORE_FRACTION) -> None:
         super().__init__(threshold=0.5)
-        self.kinds = kinds
+        self.kinds, self.score_fraction = kinds, score_fraction
+        self.sizes_px: Tensor | None = None
         self.add_state("regions", torch.zeros(BINS, dtype=widest_float()), dist_reduce_fx="sum")
         self.add_state("region_count", torch.tensor(0), dist_reduce_fx="sum")
-        for name in ("images", "highest", "defective"):
+        for name in ("images", "areas_px", "defective", *_TOP_PIXELS):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     @override
-    def update(self, scores: Tensor, masks: Tensor, images: Tensor | None = None) -> None:
+    def update(
+        self, scores: Tensor, masks: Tensor, images: Tensor | None = None, positions: Tensor | None = None
+    ) -> None:
         """Count pixels, regions and images.
 
         Args:
             scores: [B, 1, H, W] float in 0..1.
             masks: The same shape, in {0, 1}; 255 where pixels are ignored.
             images: [B] int64, the number of each patch's image; without it images are not scored.
+            positions: [B, 2] int64 (y, x) of each patch in its image, px; without it patches share no pixel.
         """
         super().update(scores, masks)
         marked = is_marked(masks)
@@ -72,8 +103,28 @@ class AnomalyScores(PixelScores):
             self._count_regions(scores[row, 0].detach(), marked[row, 0].cpu().numpy())
         if images is not None:
             self.images.append(images)
-            self.highest.append(scores.detach().float().masked_fill(masks == IGNORED, 0).flatten(1).amax(1))
+            self.areas_px.append(torch.full_like(images, scores[0].numel()))
             self.defective.append(defective)
+            self._add(take_highest(scores, masks, images, positions, self.sizes_px, self._count_most()))
+
+    def _add(self, top: TopPixels) -> None:
+        """Add pixels to the states; where these grow large, each image keeps its highest ones only."""
+        for name, part in zip(_TOP_PIXELS, top, strict=True):
+            getattr(self, name).append(part)
+        merged_px = len(self.top_images[0])  # all that the last merge left is in the first part
+        if sum(map(len, self.top_images)) > max(MERGE_AFTER, 2 * merged_px):
+            merged = keep_highest(self._collect(), self._count_most())
+            for name, part in zip(_TOP_PIXELS, merged, strict=True):
+                setattr(self, name, [part.to(top.score.device)])
+
+    def _collect(self) -> TopPixels:
+        return TopPixels(*(dim_zero_cat(getattr(self, name)) for name in _TOP_PIXELS))
+
+    def _count_most(self) -> int:
+        """Pixels that the score of any image is made of, at most."""
+        if self.score_fraction == 0:
+            return 1
+        return MOST_PX if self.sizes_px is None else count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
 
     def _count_regions(self, scores: Tensor, mask: NDArray[np.bool_]) -> None:
         import cv2
@@ -94,28 +145,48 @@ class AnomalyScores(PixelScores):
         above = self.regions.cpu().flip(0).cumsum(0)  # CUDA adds up floats in any order
         overlap = above.to(self.regions.device) / self.region_count.clamp(min=1)
         dice = self.dice_curve()
-        found = super().compute() | self._score_images()
+        found = super().compute() | self._rank_images()
         found["pixel_auroc"] = _area(false, true, 1.0)
         found |= {name: _area(false, overlap, limit) for name, limit in _LIMITS.items()}
-        best = int(dice.argmax())
-        found |= {"f1_max": dice[best].float(), "f1_max_threshold": bin_edge(BINS - 1 - best).to(dice.device)}
+        threshold = bin_edge(BINS - 1 - _find_best(dice))
+        found |= {"f1_max": dice.max().float(), "f1_max_threshold": threshold.to(dice.device)}
         return found
 
-    def _score_images(self) -> dict[str, Tensor]:
+    def score_images(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Score of each image that was seen, in this process alone where there are several.
+
+        Returns:
+            [images] int64 numbers of the images, which rise, their scores as float32, and whether any of their patches
+            shows a defect as int64 in {0, 1}, on the host.
+        """
+        numbers, place = torch.unique(dim_zero_cat(self.images).cpu(), return_inverse=True)
+        if self.sizes_px is None:
+            areas_px = torch.bincount(place, dim_zero_cat(self.areas_px).cpu().double())
+        else:
+            areas_px = self.sizes_px.prod(1)[numbers]
+        limits = [count_top_px(int(area), self.score_fraction) for area in areas_px.tolist()]
+        top = self._collect()
+        renumbered = TopPixels(torch.searchsorted(numbers, top.image.cpu()), top.pixel, top.score)
+        scores = mean_by_image(keep_highest(renumbered, np.array(limits)), len(numbers)).float()
+        defective = torch.zeros(len(numbers), dtype=torch.int64)
+        defective[place[dim_zero_cat(self.defective).cpu()]] = 1
+        return numbers, scores, defective
+
+    def _rank_images(self) -> dict[str, Tensor]:
         if not len(self.images):
             return {}
-        numbers, place = torch.unique(dim_zero_cat(self.images), return_inverse=True)
-        highest = torch.zeros(len(numbers), device=place.device)
-        highest.scatter_reduce_(0, place, dim_zero_cat(self.highest), "amax")
-        defective = torch.zeros(len(numbers), dtype=torch.int64, device=place.device)
-        defective[place[dim_zero_cat(self.defective)]] = 1
+        numbers, scores, defective = self.score_images()
         if defective.all() or not defective.any():
             return {}
+        best_f1, threshold = choose_threshold(scores, defective)
         by_kind = self._find_by_kind(numbers, defective) if self.kinds else {}
-        return {
-            "image_auroc": binary_auroc(highest, defective),
-            "image_average_precision": binary_average_precision(highest, defective),
-        } | {f"image_auroc_{kind}": binary_auroc(highest[rows], defective[rows]) for kind, rows in by_kind.items()}
+        found = {
+            "image_auroc": binary_auroc(scores, defective),
+            "image_average_precision": binary_average_precision(scores, defective),
+            "image_f1_max": torch.tensor(best_f1),
+            "image_f1_max_threshold": torch.tensor(threshold),
+        } | {f"image_auroc_{kind}": binary_auroc(scores[rows], defective[rows]) for kind, rows in by_kind.items()}
+        return {name: score.to(self.device) for name, score in found.items()}
 
     def _find_by_kind(self, numbers: Tensor, defective: Tensor) -> dict[str, Tensor]:
         """Which images are good or of a kind, bool, for each of several kinds."""
@@ -126,6 +197,13 @@ class AnomalyScores(PixelScores):
         if len(told) < 2:
             return {}
         return {kind: torch.tensor([one in ("", kind) for one in kinds], device=numbers.device) for kind in told}
+
+
+def _find_best(f1: Tensor) -> int:
+    """Where a curve [8192] is largest when each value is the mean of its neighbours; of equal places the middle."""
+    mean_f1 = avg_pool1d(f1[None], 2 * _SMOOTH + 1, stride=1, padding=_SMOOTH, count_include_pad=False)[0]
+    best = torch.nonzero(mean_f1 >= mean_f1.max() - 1e-6).flatten()
+    return int(best[len(best) // 2])
 
 
 def _area(false_rates: Tensor, hit_rates: Tensor, limit: float) -> Tensor:

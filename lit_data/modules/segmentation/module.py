@@ -1,8 +1,8 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,13 @@ from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
 from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
+from lit_data.modules.segmentation.image_scores import SCORE_FRACTION, check_fraction, tolerate_missing
 from lit_data.modules.segmentation.losses import PixelLoss
 from lit_data.modules.segmentation.nets import CompareNet
 from lit_data.types import IGNORED, Batch
+
+_STAGES: Final = ("val", "test")
+_THRESHOLDS: Final = {"predict_threshold": 0.5, "image_threshold": -1.0, "image_threshold_fraction": -1.0}
 
 
 class SegmentationModule(ScoredModule):
@@ -35,8 +39,9 @@ class SegmentationModule(ScoredModule):
       the best threshold;
     - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and ``mean_dice`` of those that
       there are; all else then counts every class as a defect;
-    - with `anomaly_scores` those of `AnomalyScores`; checkpoints then hold ``predict_threshold``, where the F1 of the
-      last validation is largest, and ``predict`` takes it.
+    - with `anomaly_scores` those of `AnomalyScores`; checkpoints then hold the thresholds of the last validation, which
+      ``predict`` takes: ``predict_threshold`` of pixels, and, where good and defective images were validated,
+      ``image_threshold`` of images, which is else -1, with ``image_threshold_fraction``, the fraction it is for.
 
     `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is given again:
     ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
@@ -56,12 +61,17 @@ class SegmentationModule(ScoredModule):
         baseline: Channel 0 is a target and the others are its references: score their difference too.
         anomaly_scores: Log what methods of anomaly detection are compared by; ``image_index`` [B] tells whose patches
             they are.
+        image_score_fraction: An image scores as the mean of this fraction of its pixels, the highest ones, at least 1
+            and at most 1024; 0: as its highest pixel.
 
     Raises:
-        ConfigError: The schedule or the loss is unknown; later, that the net or the datamodule has other classes.
+        ConfigError: The schedule or the loss is unknown, or a fraction is out of its range; later, that the net or the
+            datamodule has other classes.
     """
 
     predict_threshold: Tensor
+    image_threshold: Tensor
+    image_threshold_fraction: Tensor
     not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", *ANOMALY_SCORES)
 
     def __init__(
@@ -79,31 +89,29 @@ class SegmentationModule(ScoredModule):
         false_alarms_per_patch: float | None = 0.1,
         baseline: bool = True,
         anomaly_scores: bool = False,
+        image_score_fraction: float = SCORE_FRACTION,
     ) -> None:
+        check_fraction("image_score_fraction", image_score_fraction)
         super().__init__(net or CompareNet(), optimizer=optimizer or _make_adamw, schedule=schedule)
         self.classes, self.class_weights = tuple(map(str, classes or ())), class_weights
         if isinstance(loss, nn.Module):
             self.loss: nn.Module = loss
         else:
             weights = [1.0] * (len(self.classes or "1") + 1) if class_weights == "balanced" else class_weights
-            self.loss = PixelLoss(
-                loss,
-                dice_weight=dice_weight,
-                focal_gamma=focal_gamma,
-                tversky=tversky,
-                class_weights=weights,
-            )
+            options: dict[str, Any] = {"dice_weight": dice_weight, "focal_gamma": focal_gamma, "tversky": tversky}
+            self.loss = PixelLoss(loss, class_weights=weights, **options)
         self.suffixes = ("", "_baseline") if baseline else ("",)
+        self.image_score_fraction = image_score_fraction
         if anomaly_scores:
-            self.register_buffer("predict_threshold", torch.tensor(0.5))
-        self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, anomaly_scores))
+            self._register_thresholds()
+        fraction = image_score_fraction if anomaly_scores else None
+        self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
         if self.classes:
-            scores = {stage: ClassScores(self.classes) for stage in ("val", "test")}
-            self.class_scores = nn.ModuleDict({f"{stage}_classes": score for stage, score in scores.items()})
+            self.class_scores = nn.ModuleDict({f"{stage}_classes": ClassScores(self.classes) for stage in _STAGES})
         # Plain values only, so that checkpoints load with weights_only=True.
         plain = ("schedule", "dice_weight", "focal_gamma", "tversky", "class_weights", "classes", "baseline")
         named = ("loss",) if isinstance(loss, str) else ()
-        self.save_hyperparameters(*plain, *named, "false_alarms_per_patch", "anomaly_scores")
+        self.save_hyperparameters(*plain, *named, "false_alarms_per_patch", "anomaly_scores", "image_score_fraction")
 
     @override
     def setup(self, stage: str) -> None:
@@ -122,6 +130,7 @@ class SegmentationModule(ScoredModule):
         for metric in self.scores.modules():
             if isinstance(metric, AnomalyScores):
                 metric.kinds = getattr(datamodule, "image_kinds", ())
+                metric.sizes_px = getattr(datamodule, "image_sizes_px", None)
 
     @override
     def on_fit_start(self) -> None:
@@ -179,15 +188,15 @@ class SegmentationModule(ScoredModule):
             scores.update(logits, masks[:, 0].long())
             logits, masks = _join_classes(logits), torch.where(masks == IGNORED, masks, masks.clamp(max=1))
         # Probabilities close to 1 are equal in float32, logits are not.
-        self._update(stage, logits.sigmoid(), logits, masks, batch.get("image_index"))
+        self._update(stage, logits.sigmoid(), logits, masks, batch)
         if "_baseline" in self.suffixes:
             difference = plain_difference(images)
             self._update(f"{stage}_baseline", difference, difference, masks)
 
-    def _update(self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor, images: Tensor | None = None) -> None:
+    def _update(self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor, batch: Batch | None = None) -> None:
         metrics: Any = self.scores[name]
-        known = {"images": images} if isinstance(metrics["pixels"], AnomalyScores) else {}
-        metrics["pixels"].update(scores, masks, **known)
+        known = () if batch is None else (batch.get("image_index"), batch.get("position"))
+        metrics["pixels"].update(scores, masks, *(known if isinstance(metrics["pixels"], AnomalyScores) else ()))
         if "defects" in metrics:
             metrics["defects"].update(ranks, masks)
 
@@ -197,8 +206,8 @@ class SegmentationModule(ScoredModule):
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
             found = dict(metrics["pixels"].compute())
-            if stage == "val" and found.get("f1_max", 0) > 0:
-                self.predict_threshold.fill_(found["f1_max_threshold"])
+            if stage == "val":
+                self._take_thresholds(found)
             if "defects" in metrics:
                 found["defect_recall"] = metrics["defects"].compute()
             named |= {f"{name}{suffix}": value for name, value in found.items()}
@@ -209,6 +218,23 @@ class SegmentationModule(ScoredModule):
             named |= scores.compute()
             scores.reset()
         return named
+
+    def _register_thresholds(self) -> None:
+        for name, value in _THRESHOLDS.items():
+            self.register_buffer(name, torch.tensor(value))
+        tolerate_missing(self, ("image_threshold", "image_threshold_fraction"))
+
+    def _take_thresholds(self, found: Mapping[str, Tensor]) -> None:
+        if found.get("f1_max", 0) > 0:
+            self.predict_threshold.fill_(found["f1_max_threshold"])
+        if "image_f1_max" in found:
+            self.image_threshold.fill_(found["image_f1_max_threshold"])
+            self.image_threshold_fraction.fill_(self.image_score_fraction)
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Hold the thresholds of the last validation, also where a callback averages weights and with them buffers."""
+        checkpoint["state_dict"] |= {name: value for name, value in self.named_buffers() if name in _THRESHOLDS}
 
 
 class ClassScores(MulticlassConfusionMatrix):
@@ -253,12 +279,13 @@ def plain_difference(images: Tensor) -> Tensor:
 
 
 def _make_scores(
-    suffixes: Sequence[str], false_alarms_per_patch: float | None, anomaly_scores: bool
+    suffixes: Sequence[str], false_alarms_per_patch: float | None, image_score_fraction: float | None
 ) -> dict[str, nn.ModuleDict]:
     scores: dict[str, nn.ModuleDict] = {}
-    for stage, suffix in product(("val", "test"), suffixes):
-        plain = bool(suffix) or not anomaly_scores
-        pixels = PixelScores(threshold=None if suffix else 0.5) if plain else AnomalyScores()
+    for stage, suffix in product(_STAGES, suffixes):
+        pixels = PixelScores(threshold=None if suffix else 0.5)
+        if image_score_fraction is not None and not suffix:
+            pixels = AnomalyScores(score_fraction=image_score_fraction)
         metrics: dict[str, Metric] = {"pixels": pixels}
         if false_alarms_per_patch is not None:
             metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_data.commands.checkpoints import load_weights
@@ -98,23 +98,51 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     checkpoint = torch.load(path, weights_only=True)
     plain = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5, "false_alarms_per_patch": 0.2, "baseline": True}
     newer = {"focal_gamma": 0.0, "tversky": (0.5, 0.5), "class_weights": None, "classes": None}
-    assert checkpoint["hyper_parameters"] == {**plain, **newer, "anomaly_scores": False, "num_parameters": 5393}
+    newer |= {"anomaly_scores": False, "image_score_fraction": 0.0005}
+    assert checkpoint["hyper_parameters"] == {**plain, **newer, "num_parameters": 5393}
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
     assert (loaded.schedule, loaded.loss.dice_weight) == ("cosine", 0.5)
 
 
-def test_checkpoints_hold_the_threshold_that_validation_chose(tmp_path: Path) -> None:
+@pytest.mark.parametrize("averaged", [False, True])
+def test_checkpoints_hold_the_thresholds_that_validation_chose(tmp_path: Path, averaged: bool) -> None:
     samples = [sample | {"image_index": torch.tensor(number)} for number, sample in enumerate(_samples(8))]
+    samples[0] = samples[0] | {"mask": torch.zeros_like(samples[0]["mask"])}
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    model, trainer = SegmentationModule(anomaly_scores=True), _trainer(tmp_path)
+    callbacks: list[L.Callback] = [ModelCheckpoint(tmp_path, filename="last")]
+    if averaged:  # buffers are averaged too
+        callbacks.append(EMAWeightAveraging(decay=0.9))
+    trainer = _trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
+    model = SegmentationModule(anomaly_scores=True, image_score_fraction=0.01)
     trainer.fit(model, loader, loader)
-    chosen = float(trainer.callback_metrics["val/f1_max_threshold"])
-    path = tmp_path / "a.ckpt"
-    trainer.save_checkpoint(path)
+    chosen = [float(trainer.callback_metrics[f"val/{name}f1_max_threshold"]) for name in ("", "image_")]
+    assert chosen[0] != 0.5
+    assert 0 < chosen[1] < 1
+    loaded = SegmentationModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True, strict=True)
+    assert [float(loaded.predict_threshold), float(loaded.image_threshold)] == chosen
+    assert float(loaded.image_threshold_fraction) == pytest.approx(0.01)
     trainer.test(model, DataLoader(samples[:2], batch_size=4), verbose=False)  # type: ignore[arg-type]
-    loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
-    assert float(model.predict_threshold) == float(loaded.predict_threshold) == chosen != 0.5
+    assert averaged or [float(model.predict_threshold), float(model.image_threshold)] == chosen
+
+
+def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
+    samples = [sample | {"image_index": torch.tensor(0)} for sample in _samples(4)]
+    loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
+    model = SegmentationModule(anomaly_scores=True)
+    _trainer(tmp_path).fit(model, loader, loader)
+    assert (float(model.image_threshold), float(model.image_threshold_fraction)) == (-1, -1)
+    assert 0 < float(model.predict_threshold) != 0.5
+
+
+def test_checkpoints_of_before_have_no_threshold_of_images(tmp_path: Path) -> None:
+    model, path = SegmentationModule(anomaly_scores=True), tmp_path / "old.ckpt"
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith("image_")}
+    torch.save({"state_dict": state | {"predict_threshold": torch.tensor(0.25)}}, path)
+    load_weights(model, path)
+    assert (float(model.predict_threshold), float(model.image_threshold)) == (0.25, -1)
+    with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must be from 0"):
+        SegmentationModule(image_score_fraction=1.5)
 
 
 class _Painter(torch.nn.Module):

@@ -1,0 +1,171 @@
+"""Score of an image: the mean of its highest pixels, of which patches or slabs each hold some."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lit_data.errors import ConfigError
+from lit_data.types import IGNORED
+
+MOST_PX: Final = 1024
+SCORE_FRACTION: Final = 0.0005
+_EPS: Final = 1e-9  # logits go up to 20.7
+_NOWHERE: Final = -1
+_SIDE_PX: Final = 2**31  # no image is wider
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.floating[Any]]
+
+
+def count_top_px(pixels: int, fraction: float) -> int:
+    """Number of the highest pixels whose mean is the score of an image.
+
+    Args:
+        pixels: Of the image.
+        fraction: Of them, 0..1; 0 takes the highest one.
+
+    Returns:
+        ``fraction * pixels``, rounded, from 1 to 1024.
+    """
+    return min(max(int(fraction * pixels + 0.5), 1), MOST_PX)
+
+
+def check_fraction(name: str, fraction: float) -> None:
+    """Refuse what is no fraction of pixels.
+
+    Raises:
+        ConfigError: It is beyond 0..1.
+    """
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"{name}={fraction} must be from 0 (the highest pixel alone) to 1")
+
+
+def mean_highest(parts: Iterable[Floats], count: int) -> float:
+    """Mean of the highest values of an image, of which no more than one part is held in memory.
+
+    Args:
+        parts: Of the image, of any shapes.
+        count: How many values; all of them where there are fewer.
+    """
+    highest: Floats = np.zeros(0, np.float32)
+    for part in parts:
+        values = np.concatenate((highest, part.ravel()))
+        surplus = len(values) - count
+        highest = values if surplus <= 0 else np.partition(values, surplus)[surplus:]
+    return float(highest.mean(dtype=np.float64))
+
+
+class TopPixels(NamedTuple):
+    """Some of the highest pixels of images.
+
+    Attributes:
+        image: [n] int64 number of the image.
+        pixel: [n] int64 number of the pixel in it; -1 where it is not known.
+        score: [n] float32 in 0..1.
+    """
+
+    image: Tensor
+    pixel: Tensor
+    score: Tensor
+
+
+def take_highest(
+    scores: Tensor, masks: Tensor, images: Tensor, positions: Tensor | None, sizes_px: Tensor | None, count: int
+) -> TopPixels:
+    """Highest pixels of patches, without those that are ignored or were mirrored past an edge.
+
+    Args:
+        scores: [B, 1, H, W] float in 0..1.
+        masks: The same shape; 255 where pixels are ignored.
+        images: [B] int64, the number of each patch's image.
+        positions: [B, 2] int64 (y, x) of the patch in its image, px; None leaves the pixels without numbers.
+        sizes_px: [images, 2] int64 (height, width); None takes all pixels as those of the image.
+        count: How many of each patch.
+    """
+    height, width = scores.shape[-2:]
+    counts = (masks != IGNORED).flatten(1)
+    number = torch.full_like(counts, _NOWHERE, dtype=torch.int64)
+    if positions is not None:
+        y = positions[:, 0, None, None] + torch.arange(height, device=scores.device)[:, None]
+        x = positions[:, 1, None, None] + torch.arange(width, device=scores.device)
+        number = (y * _SIDE_PX + x).flatten(1)
+        if sizes_px is not None:
+            limits = sizes_px.to(scores.device)[images]
+            counts &= ((y < limits[:, 0, None, None]) & (x < limits[:, 1, None, None])).flatten(1)
+    top = scores.detach().float().flatten(1).masked_fill(~counts, -1).topk(min(count, height * width))
+    is_counted = top.values >= 0
+    of_image = images[:, None].expand_as(top.indices)
+    return TopPixels(of_image[is_counted], number.gather(1, top.indices)[is_counted], top.values[is_counted])
+
+
+def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
+    """Highest pixels of each image, each pixel once: where several patches show it, the highest score counts.
+
+    Args:
+        top: Of any patches, on any device.
+        limits: How many of an image are kept; or [images] for each number of an image.
+
+    Returns:
+        Those on the host, by image and falling score.
+    """
+    image, pixel, score = (part.cpu().numpy() for part in top)
+    order = np.lexsort((-score, pixel, image))
+    image, pixel, score = image[order], pixel[order], score[order]
+    is_same = (image[1:] == image[:-1]) & (pixel[1:] == pixel[:-1]) & (pixel[1:] != _NOWHERE)
+    is_first = np.append(True, ~is_same)[: len(image)]
+    image, pixel, score = image[is_first], pixel[is_first], score[is_first]
+    order = np.lexsort((-score, image))
+    image, pixel, score = image[order], pixel[order], score[order]
+    rank = np.arange(len(image)) - np.searchsorted(image, image)
+    is_kept = rank < (limits if isinstance(limits, int) else limits[image])
+    return TopPixels(*(torch.from_numpy(part[is_kept]) for part in (image, pixel, score)))
+
+
+def mean_by_image(top: TopPixels, count: int) -> Tensor:
+    """Mean of the pixels of each image.
+
+    Args:
+        top: As `keep_highest` gives them.
+        count: Images.
+
+    Returns:
+        [count] float64 on the host, so that it is the same on every device; 0 where an image has no pixels.
+    """
+    pixels = torch.bincount(top.image, minlength=count)
+    return torch.bincount(top.image, top.score.double(), count) / pixels.clamp(min=1)
+
+
+def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
+    """F1 of images at best, and the score from which an image counts as defective.
+
+    It lies halfway, in logits, between the lowest score that counts as defective where the F1 is largest and the next
+    lower one. Middles of wider ranges (thresholds of which F1 is within 1, 2, 5 % of the best) were no better on other
+    images of the same sets.
+
+    Args:
+        scores: [images] float in 0..1.
+        defective: [images] int64 in {0, 1}, of both kinds.
+    """
+    ranked, order = scores.double().sort(descending=True)
+    hits = defective[order].cumsum(0)
+    f1 = 2 * hits / (torch.arange(1, len(ranked) + 1) + hits[-1])
+    is_last = torch.cat((ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool)))  # of images of equal scores
+    levels, f1 = ranked[is_last], f1[is_last]
+    best = int(f1.argmax())
+    neighbours = levels[[best, min(best + 1, len(levels) - 1)]]
+    middle = torch.logit(neighbours, eps=_EPS).mean().sigmoid()
+    return float(f1[best]), float(torch.minimum(middle, levels[best]))
+
+
+def tolerate_missing(module: nn.Module, names: Sequence[str]) -> None:
+    """Let a module keep its values of some buffers where a checkpoint was saved before it had them."""
+
+    def fill(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        for name in names:
+            state.setdefault(prefix + name, getattr(module, name))
+
+    module.register_load_state_dict_pre_hook(fill)

@@ -32,8 +32,7 @@ def schedule_optimizer(
 ) -> Any:  # noqa: ANN401
     """Return what `configure_optimizers` returns for an optimizer whose learning rate follows a schedule.
 
-    A run that `max_time` will end before its last step follows the clock, so that its learning rate falls in time; at a
-    resume the time that was used before counts.
+    A run that ``trainer.max_time`` ends before its last step follows the clock, so it too reaches the lowest rate.
 
     Args:
         optimizer: With the highest learning rate.
@@ -49,12 +48,52 @@ def schedule_optimizer(
     if schedule == "plateau":
         return {"optimizer": optimizer, "lr_scheduler": _follow_metric(optimizer, trainer)}
     length, interval = _find_length(schedule, trainer, optimizers)
+    progress = _RunProgress(trainer, length)
 
-    def factor(count: int) -> float:
-        return learning_rate_factor(schedule, max((count + 0.5) / length, _used_time(trainer)))
+    def factor_at(count: int) -> float:  # a plain function: LambdaLR would write an object into each checkpoint
+        return learning_rate_factor(schedule, progress.at(count))
 
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor_at)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+
+
+class _RunProgress:
+    """Fraction of a run that is over: by steps or epochs, or by the clock where that is further.
+
+    Args:
+        trainer: Has the clock, if it was given a `max_time`.
+        length: Steps or epochs of the run; infinite if only the clock ends it.
+    """
+
+    def __init__(self, trainer: L.Trainer, length: float) -> None:
+        self._trainer, self._length = trainer, length
+        self._timer = _find_timer(trainer)
+        self._clock_count, self._clock_fraction = -1, 0.0
+
+    def at(self, count: int) -> float:
+        """Return the fraction after `count` steps or epochs, at the middle of the next one."""
+        by_count = (count + 0.5) / self._length
+        if self._timer is None:
+            return by_count
+        if count != self._clock_count:  # once for all groups of parameters
+            self._clock_count, self._clock_fraction = count, self._read_clock(self._timer)
+        return max(by_count, self._clock_fraction)
+
+    def _read_clock(self, timer: Timer) -> float:
+        elapsed_s, left_s = timer.time_elapsed(), timer.time_remaining()
+        assert left_s is not None  # `_find_timer` takes timers with an end only
+        fraction = 1.0 if left_s <= 0 else elapsed_s / (elapsed_s + left_s)
+        if self._trainer.world_size > 1:  # each rank has a clock, but all need the same rate
+            fraction = float(self._trainer.strategy.broadcast(fraction))
+        return fraction
+
+
+def _find_timer(trainer: L.Trainer) -> Timer | None:
+    """Return the callback that stands for ``trainer.max_time``; none if the run has no such end."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Timer) and callback.time_remaining() is not None:
+            return callback
+    return None
 
 
 def learning_rate_factor(schedule: Schedule, progress: float) -> float:
@@ -93,7 +132,10 @@ def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict
 
 
 def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tuple[float, str]:
-    """Return the steps of the run; epochs where the loader has no length, for which Lightning says -1 or infinity."""
+    """Return the steps of the run; epochs where the loader has no length, for which Lightning answers -1 or infinity.
+
+    They are infinite where `max_time` alone ends the run.
+    """
     steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
     if trainer.max_steps > 0:
         steps = min(steps, trainer.max_steps // optimizers)
@@ -107,20 +149,3 @@ def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tup
         f"schedule={schedule!r} needs the length of the run: set trainer.max_epochs, trainer.max_steps or "
         "trainer.max_time, or schedule=none"
     )
-
-
-def _find_timer(trainer: L.Trainer) -> Timer | None:
-    """Return the callback that `max_time` stands for, if the run has one."""
-    timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]  # set by its callback connector
-    return next((timer for timer in timers if timer.time_remaining() is not None), None)
-
-
-def _used_time(trainer: L.Trainer) -> float:
-    """Return the part of `max_time` that is over; 0 where there is none."""
-    timer = _find_timer(trainer)
-    if timer is None:
-        return 0.0
-    elapsed_s, remaining_s = timer.time_elapsed(), timer.time_remaining() or 0.0
-    # Ranks with other clocks would step by other rates, and their weights drift apart.
-    used: float = trainer.strategy.broadcast(elapsed_s / max(elapsed_s + remaining_s, 1e-9))
-    return used

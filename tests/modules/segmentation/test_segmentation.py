@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_data.commands.checkpoints import load_weights
@@ -304,27 +304,43 @@ def test_loaders_without_a_length(limits: dict[str, int], rates: list[float], tm
     assert seen == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": 1000}, {"max_steps": 4, "max_epochs": -1}])
-def test_a_run_that_ends_by_the_clock_has_rates_that_follow_it(
-    limits: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class _StepClock(Timer):
+    """A time limit by a clock on which each step takes a second."""
+
+    seconds = 0.0
+
+    def time_elapsed(self, stage: str = "train") -> float:
+        return self.seconds
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        self.seconds += 1
+        super().on_train_batch_end(trainer, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "progress"),
+    [
+        # The rate of a step is set before the clock counts the step ahead of it.
+        (100, [0.5 / 200, 1.5 / 200, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8]),  # the clock ends it
+        (-1, [0, 0, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8]),  # nothing else would
+        (2, [1 / 8, 3 / 8, 5 / 8, 7 / 8]),  # its steps end first
+    ],
+)
+def test_the_rate_follows_the_clock_where_that_ends_the_run(
+    max_epochs: int, progress: list[float], tmp_path: Path
 ) -> None:
     seen: list[float] = []
-    clock_s = [0.0]
-    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time.monotonic", lambda: clock_s[0])
 
-    class Clock(L.Callback):
+    class Watch(L.Callback):
         def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
             seen.append(trainer.optimizers[0].param_groups[0]["lr"])
-            clock_s[0] += 10  # seconds each step takes
 
-    model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1e-4))
-    loader = DataLoader(_samples(8), batch_size=4)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, callbacks=[Clock()], max_time={"seconds": 80}, **limits)
+    model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1e-3))
+    clock = _StepClock({"seconds": 8})
+    loader = DataLoader(_samples(4), batch_size=2)  # type: ignore[arg-type]
+    trainer = _trainer(tmp_path, callbacks=[Watch(), clock], max_epochs=max_epochs)
     trainer.fit(model, loader, loader)
-    steps = min(8, trainer.max_steps if trainer.max_steps > 0 else 8)
-    # Of four steps that take half of the time the number of steps is what counts.
-    progress = [(n + 0.5) / 4 if steps == 4 else max(n / 8, (n + 0.5) / 2000) for n in range(steps)]
-    assert seen == pytest.approx([1e-4 * (0.5 + 0.5 * math.cos(math.pi * part)) for part in progress], rel=1e-3)
+    assert seen == pytest.approx([1e-3 * learning_rate_factor("cosine", part) for part in progress])
 
 
 def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: Path) -> None:

@@ -1,0 +1,426 @@
+"""Parts of the benchmark of learning that concern boxes: circuit boards, an independent score, plain training loops.
+
+The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (`train_torchvision` also
+torchvision, in an environment of its own), and nothing of them is shared with `lit_data`: neither the reading of
+labels nor the score.
+"""
+
+import importlib
+import json
+import random
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+BOARD_CLASSES: Final = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
+BOARD_PX: Final = 640
+_SPLIT_FRACTIONS: Final = {"train": 0.7, "val": 0.1, "test": 0.2}
+_LISTS: Final = ("trainval.txt", "test.txt")
+
+Clock = Callable[[], float]
+
+
+class Box(NamedTuple):
+    """An object of an image.
+
+    Attributes:
+        class_number: From 0.
+        corners: (left, top, right, bottom), px of the image on the disk.
+        score: In 0..1; 1 for a true box.
+    """
+
+    class_number: int
+    corners: tuple[float, float, float, float]
+    score: float = 1.0
+
+
+Boxes = Mapping[str, Sequence[Box]]
+"""Boxes of images, by the stem of their file names."""
+
+
+def prepare_boards(source_folder: Path, out_folder: Path, *, count: int = 200, seed: int = 0) -> Path:
+    """Write a small dataset of circuit boards with fixed splits, as images, YOLO text and list files.
+
+    The source is DeepPCB (Tang et al., "Online PCB defect detector on a new PCB defect dataset", 2019): images
+    ``*_test.jpg`` of 640 px, and one text file for each with lines of ``left top right bottom class``.
+
+    Args:
+        source_folder: A copy of DeepPCB; the folder ``PCBData`` or the one that holds it.
+        out_folder: Is made; 70 % of the images train, 10 % validate, 20 % test.
+        count: How many images are taken, spread over the lists of the source.
+        seed: Chooses them and their splits.
+
+    Returns:
+        `out_folder`.
+
+    Raises:
+        FileNotFoundError: The source has not the lists of DeepPCB.
+        ValueError: It lists fewer images than are asked for.
+    """
+    source = source_folder if (source_folder / _LISTS[0]).is_file() else source_folder / "PCBData"
+    rows = [line.split() for name in _LISTS for line in (source / name).read_text().splitlines() if line.strip()]
+    if count > len(rows):
+        raise ValueError(f"count={count}, but {source} lists {len(rows)} images: ask for at most as many")
+    chooser = random.Random(seed)
+    chosen = [rows[number] for number in sorted(chooser.sample(range(len(rows)), count))]
+    chooser.shuffle(chosen)
+    for name in ("images", "labels"):
+        (out_folder / name).mkdir(parents=True, exist_ok=True)
+    (out_folder / "classes.txt").write_text("\n".join(BOARD_CLASSES) + "\n")
+    first = 0
+    for split, fraction in _SPLIT_FRACTIONS.items():
+        last = count if split == "test" else first + round(fraction * count)
+        stems = [_copy_board(source, image, labels, out_folder) for image, labels in chosen[first:last]]
+        (out_folder / f"{split}.txt").write_text("".join(f"images/{stem}.jpg\n" for stem in stems))
+        first = last
+    return out_folder
+
+
+def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
+    """Copy one image, write its labels as YOLO text, and return its stem."""
+    listed = source / image
+    shutil.copy(listed.with_name(f"{listed.stem}_test{listed.suffix}"), out_folder / "images" / listed.name)
+    lines = []
+    for line in (source / labels).read_text().splitlines():
+        if not line.strip():
+            continue
+        left, top, right, bottom, number = map(int, line.replace(",", " ").split())
+        centre = (left + right) / 2 / BOARD_PX, (top + bottom) / 2 / BOARD_PX
+        size = (right - left) / BOARD_PX, (bottom - top) / BOARD_PX
+        lines.append(" ".join([str(number - 1), *(f"{part:.6f}" for part in (*centre, *size))]) + "\n")
+    (out_folder / "labels" / f"{listed.stem}.txt").write_text("".join(lines))
+    return listed.stem
+
+
+def list_images(folder: Path, split: str) -> list[Path]:
+    """Return the images of ``train``, ``val`` or ``test`` of a dataset with list files, in their order."""
+    names = (folder / f"{split}.txt").read_text().split()
+    return [folder / name for name in names]
+
+
+def read_truth(folder: Path, split: str) -> dict[str, list[Box]]:
+    """Read the YOLO text of one split of a dataset with list files."""
+    truth = {}
+    for image in list_images(folder, split):
+        height_px, width_px = _read_image(image).shape[:2]
+        truth[image.stem] = _read_labels(folder / "labels" / f"{image.stem}.txt", height_px, width_px)
+    return truth
+
+
+def _read_labels(path: Path, height_px: int, width_px: int) -> list[Box]:
+    boxes = []
+    for line in path.read_text().splitlines():
+        number, x, y, width, height = map(float, line.split())
+        left, top = (x - width / 2) * width_px, (y - height / 2) * height_px
+        boxes.append(Box(int(number), (left, top, left + width * width_px, top + height * height_px)))
+    return boxes
+
+
+def read_detections(path: Path) -> dict[str, list[Box]]:
+    """Read a COCO file with scores, such as the ``detections.json`` of ``lit_data predict``."""
+    table = json.loads(path.read_text())
+    stems = {image["id"]: Path(image["file_name"]).stem for image in table["images"]}
+    found: dict[str, list[Box]] = {stem: [] for stem in stems.values()}
+    for row in table["annotations"]:
+        left, top, width, height = row["bbox"]
+        corners = (left, top, left + width, top + height)
+        found[stems[row["image_id"]]].append(Box(row["category_id"] - 1, corners, row["score"]))
+    return found
+
+
+def score_boxes(predictions: Boxes, truth: Boxes, *, iou: float = 0.5, most: int = 100) -> float:
+    """Return mAP50: the mean over the true classes of COCO's average precision at IoU 0.5.
+
+    Predictions of a class are taken from the highest score down. Each takes the true box of its image and class that
+    it overlaps most among those that no other has taken; it is right if their IoU reaches the threshold. The precision
+    at a recall is the highest at any recall from there on, read at 101 recalls (Lin et al., "Microsoft COCO", 2014).
+
+    Args:
+        predictions: Of the images of `truth`; an image that is missing has none.
+        truth: Every image that counts, also those without an object.
+        iou: Threshold.
+        most: Predictions of a class and image that count, the best ones.
+
+    Raises:
+        ValueError: A prediction is for an image without truth.
+    """
+    strangers = sorted(set(predictions) - set(truth))
+    if strangers:
+        raise ValueError(f"predictions for images without truth: {strangers[:3]}")
+    classes = sorted({box.class_number for boxes in truth.values() for box in boxes})
+    precisions = [_average_precision(predictions, truth, number, iou, most) for number in classes]
+    return float(np.mean(precisions)) if precisions else 0.0
+
+
+def _average_precision(predictions: Boxes, truth: Boxes, class_number: int, iou: float, most: int) -> float:
+    ranked: list[tuple[float, bool]] = []
+    positives = 0
+    for stem, boxes in truth.items():
+        wanted = [box.corners for box in boxes if box.class_number == class_number]
+        mine = [box for box in predictions.get(stem, ()) if box.class_number == class_number]
+        mine.sort(key=_score_of, reverse=True)
+        positives += len(wanted)
+        ranked += _match(mine[:most], wanted, iou)
+    ranked.sort(key=_first_of, reverse=True)
+    hits = np.cumsum([is_right for _, is_right in ranked], dtype=np.float64)
+    if not len(hits):
+        return 0.0
+    recall, precision = hits / positives, hits / np.arange(1, len(hits) + 1)
+    highest = np.maximum.accumulate(precision[::-1])[::-1]
+    levels = np.arange(101) * 0.01
+    places = np.searchsorted(recall, levels)
+    reached = places < len(recall)
+    return float(highest[places[reached]].sum() / len(levels))
+
+
+def _match(found: Sequence[Box], wanted: Sequence[Sequence[float]], iou: float) -> list[tuple[float, bool]]:
+    """Return (score, right or wrong) of predictions of one class and image, which come highest first."""
+    free = list(wanted)
+    matched = []
+    for box in found:
+        overlaps = [find_iou(box.corners, corners) for corners in free]
+        is_right = max(overlaps, default=0.0) >= iou
+        if is_right:
+            free.pop(int(np.argmax(overlaps)))
+        matched.append((box.score, is_right))
+    return matched
+
+
+def find_iou(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the intersection over union of two boxes (left, top, right, bottom)."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
+    return width * height / (areas - width * height)
+
+
+def _score_of(box: Box) -> float:
+    return box.score
+
+
+def _first_of(pair: tuple[float, bool]) -> float:
+    return pair[0]
+
+
+class PlainNet(nn.Module):
+    """Four strided stages and one 1 x 1 head at stride 8: a logit for each class, and (x, y, log w, log h).
+
+    Args:
+        classes: Number of classes.
+    """
+
+    stride_px: Final = 8
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for outputs, stride in ((16, 2), (32, 2), (64, 2), (128, 1), (128, 1), (128, 1)):
+            layers += [nn.Conv2d(channels, outputs, 3, stride, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
+            channels = outputs
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Conv2d(channels, classes + 4, 1)
+        nn.init.constant_(self.head.bias[:classes], -4.0)  # type: ignore[index]  # objects are rare
+
+    def forward(self, images: Tensor) -> Tensor:
+        """From [B, 3, H, W] in 0..1 to [B, classes + 4, H / 8, W / 8]."""
+        answer: Tensor = self.head(self.layers(images))
+        return answer
+
+
+def train_plain(
+    folder: Path, *, seconds: float, seed: int = 0, size_px: int = 320, batch_size: int = 8, clock: Clock | None = None
+) -> dict[str, list[Box]]:
+    """Train `PlainNet` the usual way (Adam, random flips, binary cross entropy and L1) and predict the test images.
+
+    Args:
+        folder: A dataset with list files and YOLO text, see `prepare_boards`.
+        seconds: Time to train for.
+        seed: Of weights, order and flips.
+        size_px: Side that images are scaled to.
+        batch_size: Images of a step.
+        clock: Measures the time, in seconds; that of all threads of this process by default.
+    """
+    torch.manual_seed(seed)
+    classes = len((folder / "classes.txt").read_text().split())
+    images, boxes = _load(folder, "train", size_px)
+    net = PlainNet(classes).train()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
+        flips = torch.rand(len(rows)) < 0.5
+        batch = torch.stack(
+            [images[row].flip(-1) if flip else images[row] for row, flip in zip(rows, flips, strict=True)]
+        )
+        targets = [_flip(boxes[row], size_px) if flip else boxes[row] for row, flip in zip(rows, flips, strict=True)]
+        loss = _plain_loss(net(batch), targets, classes)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return _predict_plain(net.eval(), folder, size_px, classes)
+
+
+def _batches(count: int, batch_size: int, seconds: float, seed: int, clock: Clock) -> Iterator[list[int]]:
+    """Yield shuffled numbers of images until the time is over."""
+    generator = torch.Generator().manual_seed(seed)
+    began = clock()
+    while True:
+        order = torch.randperm(count, generator=generator).tolist()
+        for start in range(0, count, batch_size):
+            if clock() - began >= seconds:
+                return
+            yield order[start : start + batch_size]
+
+
+def _load(folder: Path, split: str, size_px: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Read images as [3, S, S] in 0..1, and boxes as [n, 5] (class, left, top, right, bottom) px of these."""
+    images, boxes = [], []
+    for path in list_images(folder, split):
+        image = _read_image(path)
+        height_px, width_px = image.shape[:2]
+        scale = np.array((size_px / width_px, size_px / height_px) * 2)
+        images.append(_to_tensor(image, size_px))
+        labels = _read_labels(folder / "labels" / f"{path.stem}.txt", height_px, width_px)
+        rows = [(box.class_number, *(np.array(box.corners) * scale)) for box in labels]
+        boxes.append(torch.tensor(rows, dtype=torch.float32).view(-1, 5))
+    return images, boxes
+
+
+def _read_image(path: Path) -> NDArray[np.uint8]:
+    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    if image is None:
+        raise ValueError(f"{path} is no image that OpenCV can read")
+    return np.asarray(image[..., ::-1], np.uint8)
+
+
+def _to_tensor(image: NDArray[np.uint8], size_px: int) -> Tensor:
+    resized = cv2.resize(image, (size_px, size_px), interpolation=cv2.INTER_AREA)
+    return torch.from_numpy(resized).permute(2, 0, 1).float() / 255
+
+
+def _flip(boxes: Tensor, size_px: int) -> Tensor:
+    """Mirror boxes [n, 5] left-right."""
+    number, left, top, right, bottom = boxes.unbind(1)
+    return torch.stack((number, size_px - right, top, size_px - left, bottom), 1)
+
+
+def _plain_loss(answers: Tensor, targets: Sequence[Tensor], classes: int) -> Tensor:
+    """Cross entropy of all cells and L1 of those that hold the middle of an object, by the number of objects."""
+    wanted = torch.zeros_like(answers)
+    holds = torch.zeros_like(answers[:, 0], dtype=torch.bool)
+    for row, boxes in enumerate(targets):
+        for number, left, top, right, bottom in boxes.tolist():
+            x, y = (left + right) / 2 / PlainNet.stride_px, (top + bottom) / 2 / PlainNet.stride_px
+            cell_x, cell_y = min(int(x), answers.shape[3] - 1), min(int(y), answers.shape[2] - 1)
+            wanted[row, int(number), cell_y, cell_x] = 1
+            sizes_px = torch.tensor([max(right - left, 1.0), max(bottom - top, 1.0)])
+            offset = torch.tensor([x - cell_x, y - cell_y])
+            wanted[row, classes:, cell_y, cell_x] = torch.cat((offset, (sizes_px / PlainNet.stride_px).log()))
+            holds[row, cell_y, cell_x] = True
+    objects = max(1, int(holds.sum()))
+    entropy = F.binary_cross_entropy_with_logits(answers[:, :classes], wanted[:, :classes], reduction="sum")
+    distance = (answers[:, classes:] - wanted[:, classes:]).abs().sum(1)[holds].sum()
+    return (entropy + distance) / objects
+
+
+@torch.no_grad()
+def _predict_plain(net: PlainNet, folder: Path, size_px: int, classes: int) -> dict[str, list[Box]]:
+    predictions = {}
+    for path in list_images(folder, "test"):
+        image = _read_image(path)
+        answer = net(_to_tensor(image, size_px)[None])[0]
+        rows, columns = answer.shape[1:]
+        y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        middle = torch.stack((x, y), 0) + answer[classes : classes + 2]
+        half = answer[classes + 2 :].clamp(max=6).exp() / 2
+        corners = torch.cat((middle - half, middle + half)).flatten(1).T * PlainNet.stride_px
+        scale = torch.tensor([image.shape[1] / size_px, image.shape[0] / size_px] * 2)
+        predictions[path.stem] = _keep_best(answer[:classes].flatten(1).T.sigmoid(), corners * scale)
+    return predictions
+
+
+def _keep_best(scores: Tensor, corners: Tensor, *, most: int = 300, least: float = 0.01) -> list[Box]:
+    """Suppress boxes that overlap a better one of their class by more than half.
+
+    Args:
+        scores: [places, classes].
+        corners: [places, 4].
+        most: Boxes that are looked at.
+        least: Score of a box.
+    """
+    best, flat = scores.flatten().topk(min(most, scores.numel()))
+    kept: dict[int, list[Box]] = defaultdict(list)
+    for score, number in zip(best.tolist(), flat.tolist(), strict=True):
+        place, class_number = divmod(number, scores.shape[1])
+        left, top, right, bottom = corners[place].tolist()
+        box = Box(class_number, (left, top, right, bottom), score)
+        better = kept[class_number]
+        if score > least and all(find_iou(box.corners, other.corners) <= 0.5 for other in better):
+            better.append(box)
+    return [box for boxes in kept.values() for box in boxes]
+
+
+def train_torchvision(
+    folder: Path,
+    *,
+    seconds: float,
+    kind: Literal["fasterrcnn", "ssdlite"] = "fasterrcnn",
+    seed: int = 0,
+    batch_size: int = 4,
+    clock: Clock | None = None,
+) -> dict[str, list[Box]]:
+    """Train a detector of torchvision without pretrained weights, as its tutorial does, and predict the test images.
+
+    Args:
+        folder: See `train_plain`, as `seconds`, `seed` and `clock`.
+        seconds: Time to train for.
+        kind: Which detector; both are those for images of 320 px.
+        seed: Of weights and order.
+        batch_size: Images of a step.
+        clock: Measures the time.
+
+    Raises:
+        ImportError: torchvision is not installed.
+    """
+    detectors: Any = importlib.import_module("torchvision.models.detection")
+    torch.manual_seed(seed)
+    classes = len((folder / "classes.txt").read_text().split())
+    names = {"fasterrcnn": "fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite": "ssdlite320_mobilenet_v3_large"}
+    make_net = getattr(detectors, names[kind])
+    net = make_net(weights=None, weights_backbone=None, num_classes=classes + 1).train()  # 0 is the background
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9, weight_decay=0.0005)
+    images, boxes = _load(folder, "train", 320)
+    for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
+        targets = [{"boxes": boxes[row][:, 1:], "labels": boxes[row][:, 0].long() + 1} for row in rows]
+        loss = sum(net([images[row] for row in rows], targets).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return _predict_torchvision(net.eval(), folder)
+
+
+@torch.no_grad()
+def _predict_torchvision(net: nn.Module, folder: Path) -> dict[str, list[Box]]:
+    predictions = {}
+    for path in list_images(folder, "test"):
+        image = _read_image(path)
+        answer = net([_to_tensor(image, 320)])[0]
+        scale = torch.tensor([image.shape[1] / 320, image.shape[0] / 320] * 2)
+        rows = zip(
+            answer["labels"].tolist(), (answer["boxes"] * scale).tolist(), answer["scores"].tolist(), strict=True
+        )
+        predictions[path.stem] = [
+            Box(number - 1, (left, top, right, bottom), score) for number, (left, top, right, bottom), score in rows
+        ]
+    return predictions

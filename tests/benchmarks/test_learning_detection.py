@@ -1,3 +1,4 @@
+import json
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from benchmarks.learning_detection import (
     Box,
     list_images,
     prepare_boards,
+    read_detections,
     read_truth,
     score_boxes,
     train_plain,
@@ -75,6 +77,14 @@ def test_scores_by_hand() -> None:
     assert score_boxes({stem: list(boxes) for stem, boxes in truth.items()}, truth) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="predictions for images without truth: \\['c'\\]"):
         score_boxes({"c": []}, truth)
+
+
+def test_predictions_of_the_package_are_read_by_image(tmp_path: Path) -> None:
+    images = [{"id": 7, "file_name": "images/one.jpg"}, {"id": 9, "file_name": "two.png"}]
+    row = {"image_id": 9, "category_id": 3, "bbox": [1.0, 2.0, 30.0, 40.0], "score": 0.5}
+    path = tmp_path / "detections.json"
+    path.write_text(json.dumps({"images": images, "annotations": [row]}))
+    assert read_detections(path) == {"one": [], "two": [Box(2, (1.0, 2.0, 31.0, 42.0), 0.5)]}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -19,8 +19,11 @@ from lit_data.modules.detection.net import Level, Predictions
 
 _REACH: Final = 2  # places to each side of the one that holds the centre; FCOS has 1.5
 _PLACES: Final = 10  # learning places of an object at most; ultralytics has the same
-_IOU_POWER: Final = 6  # of TOOD, as is the root of the score
-_LEAST_QUALITY: Final = 0.1  # an object that no box meets yet is learned all the same
+# TOOD has 6, for runs of many thousand steps. While boxes are still rough, 6 leaves an object one learning place of
+# any weight; 2 leaves it several.
+_IOU_POWER: Final = 2
+# The best place of an object learns at least this score. A lower one makes the first steps learn that objects are rare.
+_LEAST_QUALITY: Final = 0.5
 _CLOSENESS: Final = 1e-12  # decides among places whose boxes do not meet the object, and about nothing else
 
 
@@ -44,8 +47,8 @@ class Targets(NamedTuple):
     Attributes:
         places: [T] int64, row * P + place.
         truths: [T] int64, number of the object.
-        quality: [T] float32 in 0..1, the score to learn: the object's best IoU for the place that does best, less for
-            the others.
+        quality: [T] float32 in 0..1, the score to learn: the object's best IoU, but at least 0.5, for the place that
+            does best, less for the others.
     """
 
     places: Tensor
@@ -71,7 +74,7 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
 
     Candidates are the 5 x 5 places around an object's centre at each level whose own centres lie inside its box, and
     always the one in the middle, so that the smallest box has one at each level. They are ranked by
-    ``sqrt(score) * IoU^6`` of what the net says there now. A place wanted by several objects learns the one that its
+    ``sqrt(score) * IoU^2`` of what the net says there now. A place wanted by several objects learns the one that its
     box overlaps most.
 
     Args:
@@ -141,7 +144,7 @@ def _settle_conflicts(places: Tensor, overlap: Tensor, count: int) -> Tensor:
 
 
 def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: int) -> Targets:
-    """Scale the ranks of each object so that its best place has the best IoU as its quality."""
+    """Scale the ranks of each object so that its best place has the best IoU, or the least quality, as its own."""
     best_rank = rank.new_zeros(count).scatter_reduce(0, truths, rank, "amax")
     best_overlap = rank.new_zeros(count).scatter_reduce(0, truths, overlap, "amax").clamp(min=_LEAST_QUALITY)
     quality = rank / best_rank[truths] * best_overlap[truths]

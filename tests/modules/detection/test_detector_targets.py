@@ -72,14 +72,16 @@ def test_the_best_place_learns_the_best_overlap() -> None:
     targets = assign(predictions, truths)
     overlap = box_iou(predictions.boxes[0, targets.places], truths.boxes)
     score = predictions.logits[0, targets.places, 1].sigmoid()
-    rank = score.sqrt() * overlap**6
+    rank = score.sqrt() * overlap**2
     assert len(targets.places) == 10
+    assert overlap.max() > 0.5
     assert float(targets.quality.max()) == pytest.approx(float(overlap.max()))
+    assert targets.quality.tolist() == pytest.approx((rank / rank.max() * overlap.max()).tolist())
     assert int(targets.quality.argmax()) == int(rank.argmax())
     left = set(_candidates([6.0, 10.0, 40.0, 50.0])) - set(targets.places.tolist())
     assert left
     others = torch.tensor(sorted(left))
-    other = predictions.logits[0, others, 1].sigmoid().sqrt() * box_iou(predictions.boxes[0, others], truths.boxes) ** 6
+    other = predictions.logits[0, others, 1].sigmoid().sqrt() * box_iou(predictions.boxes[0, others], truths.boxes) ** 2
     assert other.max() <= rank.min()
 
 
@@ -118,7 +120,7 @@ def _far_off(predictions: Predictions) -> Tensor:
 def test_an_object_that_no_box_meets_is_learned_from_the_middle_outwards() -> None:
     predictions = _predict()
     targets = assign(predictions._replace(boxes=_far_off(predictions)), _truths((0, 0, [20.0, 20.0, 38.0, 36.0])))
-    assert float(targets.quality.max()) == pytest.approx(0.1)
+    assert float(targets.quality.max()) == pytest.approx(0.5)
     assert targets.places[targets.quality.argmax()] == 3 * 6 + 3  # the place at (28, 28)
 
 

@@ -42,7 +42,7 @@ OUTSIDE = [
     {"torch", "torchao", "onnxruntime"},
     {"kornia"},
     {"lightning", "packaging"},
-    {"torchmetrics", "anomalib"},
+    {"torchmetrics", "anomalib", "safetensors"},
     {"matplotlib"},
     {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
 ]
@@ -73,6 +73,7 @@ INSIDE_FUNCTIONS_ONLY = {
     "fsspec",
     "aiohttp",
     "anomalib",
+    "safetensors",
 }
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 

@@ -5,15 +5,20 @@ they are installed (mark `strangers`).
 """
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
+import torch
 
 from lit_data.cli import main
+from lit_data.errors import ConfigError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # theirs, not ours
@@ -301,3 +306,132 @@ def test_the_libraries_themselves(library: str, tmp_path: Path) -> None:
     assert main(["fit", "-m", "model._target_=strangers.Net", *words, *swept]) == 0
     folder = max(Path("runs/fit/swept").iterdir())
     assert main(["report", str(folder)]) == 0
+
+
+# --- nets of other libraries as groups of the configuration
+
+PATCHES = ["experiment=inspection", "data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64"]
+LABELS = ["experiment=labelled", "data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32"]
+FOUND = ["predict.threshold=0", "model.score_threshold=0"]
+NETS = {
+    "smp_unet": ("segmentation_models_pytorch", "encoder_name=resnet18", PATCHES, "test/dice"),
+    "torchvision_segmentation": ("torchvision", "model_name=lraspp_mobilenet_v3_large", PATCHES, "test/dice"),
+    "timm_classifier": ("timm", "model_name=resnet18", LABELS, "test/accuracy"),
+    "torchvision_classifier": ("torchvision", "model_name=resnet18", LABELS, "test/accuracy"),
+    "torchvision_detector": ("torchvision", "model_name=fasterrcnn_mobilenet_v3_large_320_fpn", BOXES, "test/map50"),
+}
+ALONE = ["trainer=cpu", "data.loader.num_workers=0", "data.loader.batch_size=4"]
+
+
+def _run_group(command: str, group: str, *words: str) -> dict[str, Any]:
+    """The summary of a run of a group, with its folder."""
+    _, net, data, _ = NETS[group]
+    assert main([command, *data, f"model={group}", f"model.net.{net}", *ALONE, *words]) == 0
+    newest = max(Path("runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime)
+    return json.loads(newest.read_text()) | {"folder": newest.parent}
+
+
+@pytest.mark.strangers
+@pytest.mark.parametrize("group", NETS)
+def test_a_group_is_trained_scored_and_predicts(group: str) -> None:
+    library, _, _, metric = NETS[group]
+    pytest.importorskip(library)
+    fitted = _run_group("fit", group, "model.net.weights=null", *SHORT[:3])
+    assert 0 <= fitted[metric] <= 1
+    assert (fitted["folder"] / "report.html").is_file()
+    # Weights by name are not asked for: all come from the checkpoint.
+    assert _run_group("test", group)[metric] == pytest.approx(fitted[metric], abs=1e-5)
+    predicted = _run_group("predict", group, *(FOUND if group == "torchvision_detector" else []))
+    assert predicted["predict/images"] == {"inspection": 12, "labelled": 24, "detection": 12}[predicted["experiment"]]
+    if group == "torchvision_detector":
+        assert predicted["predict/objects"] > 0
+        assert len(list((predicted["folder"] / "labels").glob("*.txt"))) == 12
+
+
+@pytest.mark.strangers
+def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    first = _run_group("fit", "timm_classifier", "model.net.weights=null", *SHORT)
+    caplog.clear()
+    weights = first["folder"] / "checkpoints" / "best.ckpt"
+    assert "test/dice" in _run_group("fit", "smp_unet", f"model.net.weights={weights}", *SHORT)
+    assert "60 of 93 weights of the net are those of" in caplog.text
+
+
+@pytest.mark.strangers
+@pytest.mark.parametrize(
+    ("group", "words", "message"),
+    [
+        ("smp_unet", ["model.net.architecture=unit"], "architecture='unit' is unknown: choose unet, "),
+        ("smp_unet", ["model.net.weights=imagnet"], "weights='imagnet' is unknown: choose imagenet"),
+        ("smp_unet", ["model.net.options={depth: 3}"], "unet with resnet18 cannot be built: TypeError"),
+        ("timm_classifier", ["model.net.model_name=hf-hub:a/b"], "model_name='hf-hub:a/b' is unknown"),
+        ("torchvision_classifier", ["model.net.model_name=resnet"], "model_name='resnet' is unknown: choose one of "),
+        ("torchvision_detector", ["model.net.weights=no.pt"], "weights=no.pt is not a file"),
+    ],
+)
+def test_wrong_names_of_a_group_are_one_line(
+    group: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library, net, data, _ = NETS[group]
+    pytest.importorskip(library)
+    given = [] if "net.model_name" in words[0] else [f"model.net.{net}"]
+    assert main(["fit", *data, f"model={group}", *given, "model.net.weights=null", *ALONE, *words]) in (2, 3)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.strangers
+def test_a_server_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    from lit_data.modules import TorchvisionClassifier
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(torchvision.models.ResNet18_Weights.DEFAULT.__class__, "get_state_dict", fail)
+    with pytest.raises(ConfigError) as caught:
+        TorchvisionClassifier(3, weights="imagenet")
+    assert str(caught.value).startswith("weights=imagenet of resnet18 are not on this machine and could not be fetched")
+
+
+@pytest.mark.strangers
+@pytest.mark.parametrize("channels", [1, 4])
+def test_any_architecture_takes_any_size_and_number_of_channels(channels: int) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    from lit_data.modules import SmpNet
+
+    for architecture in ("unet", "fpn", "pspnet", "deeplabv3plus", "pan", "segformer"):
+        net = SmpNet(["a", "b"], architecture=architecture, encoder_name="resnet18", channels=channels)
+        assert net.eval()(torch.rand(2, channels, 33, 70)).shape == (2, 3, 33, 70)
+        assert net.train()(torch.rand(1, channels, 1, 1)).shape == (1, 3, 1, 1)
+
+
+@pytest.mark.strangers
+def test_the_recipe_for_anomalib_runs(tmp_path: Path) -> None:
+    """docs/pretrained.md, with weights from a file: defects that are seen at once are told from good patches."""
+    pytest.importorskip("anomalib")
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    torch.save(timm.create_model("resnet18").state_dict(), "resnet18.pth")
+    rng = np.random.default_rng(0)
+    for number in range(18):
+        is_good = number < 12
+        pixels, mask = rng.integers(90, 110, (64, 64, 3), dtype=np.uint8), np.zeros((64, 64), np.uint8)
+        folder = Path("images") / ("good" if is_good else "scratch")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not is_good:
+            mask[20:40, 20:40] = 255
+            pixels[20:40, 20:40] = 250
+            cv2.imwrite(str(folder / f"{number:02}.png"), mask)
+        cv2.imwrite(str(folder / f"{number:02}.jpg"), pixels)
+    text = (Path(__file__).resolve().parents[1] / "docs/pretrained.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(
+        code.replace("patch_px=224", "patch_px=64").replace(
+            "coreset_sampling_ratio=0.02", "coreset_sampling_ratio=0.1"
+        ),
+        names,
+    )
+    assert names["scores"]["image_AUROC"] == 1
+    assert names["scores"]["pixel_AUROC"] > 0.9

@@ -1,9 +1,7 @@
 """Checkpoints that a command begins with: which one, whether it can be trusted, and what is taken of it."""
 
 import logging
-import pickle
 import traceback
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Number
@@ -11,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import lightning as L
-import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
+from lit_data.modules.weights import read_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -83,36 +81,13 @@ def _check_training(path: Path) -> Path:
     """Refuse a file that holds no state of a training, before the data are read."""
     if path.is_dir():  # in pieces, one of each rank
         return path
-    found = _read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
+    found = read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
     if missing := [key for key in ("state_dict", "loops", "optimizer_states") if key not in found]:
         raise StoreError(
             f"{path} holds no {', '.join(missing)}: training goes on from a checkpoint that Lightning wrote with them, "
             "such as last.ckpt"
         )
     return path
-
-
-def _read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
-    """A checkpoint on the host; only plain data is unpickled.
-
-    Args:
-        path: The file.
-        mapped: Leave the tensors on the disk until they are looked at.
-
-    Raises:
-        StoreError: The file is none.
-    """
-    try:
-        mapped = mapped and zipfile.is_zipfile(path)  # else torch has another way to say that it is none
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
-        raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
-    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
-    if not isinstance(found, Mapping):
-        raise StoreError(f"{path} is no checkpoint: it holds a {type(found).__name__}")
-    return found
 
 
 def load_weights(model: L.LightningModule, path: Path) -> None:
@@ -127,7 +102,7 @@ def load_weights(model: L.LightningModule, path: Path) -> None:
             "python -m lightning.pytorch.utilities.consolidate_checkpoint, or train with "
             "trainer.strategy.state_dict_type=full"
         )
-    found = _read_checkpoint(path)
+    found = read_checkpoint(path)
     _check_weights(found, model, path)
     try:
         model.load_state_dict(found["state_dict"])
@@ -146,7 +121,7 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
     if start is None or start.is_dir():  # in pieces, one of each rank
         yield
         return
-    found = _read_checkpoint(start, mapped=True)
+    found = read_checkpoint(start, mapped=True)
     _check_weights(found, model, start)
     for name, state, like in _pair_states(found, trainer):
         if fault := _find_fault(state, like):

@@ -20,7 +20,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         The metrics of the module.
     """
     checkpoint = find_checkpoint(cfg)
-    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg), build_trainer(cfg)
+    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg, trained=True), build_trainer(cfg)
     load_weights(model, checkpoint)
     prepare(datamodule)
     score, stage = (trainer.validate, "val") if cfg.command == "validate" else (trainer.test, "test")
@@ -44,6 +44,6 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
     cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
     assert isinstance(cfg, DictConfig)
     with allow_packages(packages):
-        model = build_model(cfg)
+        model = build_model(cfg, trained=True)
     load_weights(model, checkpoint)
     return model.eval()

@@ -147,7 +147,7 @@ def _find_best(trainer: L.Trainer, folder: Path) -> str:
 
 
 def _load_model(cfg: DictConfig, path: str) -> L.LightningModule:
-    model = build_model(cfg)
+    model = build_model(cfg, trained=True)
     load_weights(model, Path(path))
     return model
 

@@ -50,7 +50,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     options, checkpoint = read_options(PredictOptions, cfg.predict, "predict"), find_checkpoint(cfg)
     if options.folder is not None:
         check_outside_root(cfg, Path(options.folder), "predict.folder")
-    datamodule, model = _open_data(cfg, options), build_model(cfg)
+    datamodule, model = _open_data(cfg, options), build_model(cfg, trained=True)
     datamodule.setup("predict")
     task = find_task(datamodule)
     load_weights(model, checkpoint)

@@ -1,5 +1,6 @@
 """From a configuration to the objects of a run."""
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -178,17 +179,34 @@ def prepare(datamodule: L.LightningDataModule) -> None:
         datamodule.prepare_data()
 
 
-def build_model(cfg: DictConfig) -> L.LightningModule:
-    """The module of `cfg.model`, with weights that depend on the seed alone.
+def build_model(cfg: DictConfig, *, trained: bool = False) -> L.LightningModule:
+    """The module of `cfg.model`, with weights that depend on the seed alone, and on `model.net.weights`.
+
+    Args:
+        cfg: The configuration.
+        trained: A checkpoint gives it its weights next, so those that it would start from are not read: their file or
+            server need not be there.
 
     Raises:
         ConfigError: It is no LightningModule.
     """
     L.seed_everything(cfg.seed % 2**32, verbose=False)
-    model = instantiate(leave_out_unknown(cfg.model, "model", find_typed()))
+    node = leave_out_unknown(cfg.model, "model", find_typed())
+    model = instantiate(_start_at_random(node) if trained else node)
     if not isinstance(model, L.LightningModule):
         raise ConfigError(f"model._target_ gives a {type(model).__name__}: {_tell_kind(model, 'Module')}")
     return model
+
+
+def _start_at_random(node: DictConfig) -> DictConfig:
+    """Return the node of a module without the weights that a net of ours would start from."""
+    target = OmegaConf.select(node, "net._target_")
+    if not str(target).startswith("lit_data.") or OmegaConf.select(node, "net.weights") is None:
+        return node
+    changed = copy.deepcopy(node)
+    changed._set_parent(node._get_parent())
+    changed.net.weights = None
+    return changed
 
 
 def _tell_kind(found: object, kind: str) -> str:

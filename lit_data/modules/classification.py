@@ -16,7 +16,8 @@ from lit_data.errors import ConfigError
 from lit_data.modules.layers import run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
-from lit_data.types import Batch
+from lit_data.modules.weights import load_weights_file
+from lit_data.types import Batch, PathText
 
 
 class ConvClassifier(nn.Module):
@@ -27,13 +28,20 @@ class ConvClassifier(nn.Module):
         channels: Of the images.
         width: Channels at half the resolution; each scale has twice those of the finer one.
         depth: How often the resolution is halved.
+        weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
         ConfigError: A size is not positive.
     """
 
     def __init__(
-        self, classes: int | Sequence[str] | None = None, *, channels: int = 3, width: int = 24, depth: int = 4
+        self,
+        classes: int | Sequence[str] | None = None,
+        *,
+        channels: int = 3,
+        width: int = 24,
+        depth: int = 4,
+        weights: PathText | None = None,
     ) -> None:
         super().__init__()
         count = classes if isinstance(classes, int) else len(classes or "1")
@@ -45,6 +53,7 @@ class ConvClassifier(nn.Module):
         self.layers = nn.Sequential(*(layer for pair in pairwise(widths) for layer in _halve(*pair)))
         self.head = nn.Linear(widths[-1], count)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        load_weights_file(self, weights)
 
     @override
     def forward(self, images: Tensor) -> Tensor:

@@ -47,6 +47,16 @@ STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED, INSPECTION, LABELLED = (
 FOR_DETECTION = [Path("data/detection"), Path("model/detector")]
 FOR_WATERMARK = [Path("data/watermark"), Path("model/unet"), Path("synthesis/watermark")]
 FOR_INSPECTION = [Path("data/inspection"), Path("data/labelled"), Path("model/classifier")]
+FOR_NETS = [  # of packages that need not be installed: see tests/modules/test_pretrained.py and tests/test_strangers.py
+    Path(f"model/{name}")
+    for name in (
+        "smp_unet",
+        "timm_classifier",
+        "torchvision_classifier",
+        "torchvision_detector",
+        "torchvision_segmentation",
+    )
+]
 FOR_VOLUMES = [Path("data/ct"), Path("model/voxel_autoencoder"), Path("model/voxel_vqvae")]
 FOR_GENERATED = [
     Path(name) for name in ("callbacks/gan", "callbacks/gan_lowmem", "data/gan", "model/gan", "model/gan_rays")
@@ -159,7 +169,10 @@ TOGETHER = [
     path
     for path in OPTIONS
     if path
-    not in NEEDS_CUDA + STARTS_RANKS + FOR_DETECTION + FOR_VOLUMES + FOR_WATERMARK + FOR_GENERATED + FOR_INSPECTION
+    not in [
+        *(*NEEDS_CUDA, *STARTS_RANKS, *FOR_DETECTION, *FOR_VOLUMES, *FOR_WATERMARK),
+        *(*FOR_GENERATED, *FOR_INSPECTION, *FOR_NETS),
+    ]
 ]
 
 

@@ -13,6 +13,8 @@ from typing_extensions import override
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import to_corners
 from lit_data.modules.layers import run_in_float32
+from lit_data.modules.weights import load_weights_file
+from lit_data.types import PathText
 
 _PRIOR: Final = 0.01  # probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017)
 _FIRST_SIZE: Final = 4.0  # strides; so that before any training each object is nearest to a level of its own size
@@ -53,6 +55,7 @@ class DetectorNet(nn.Module):
     Args:
         classes: Number of classes.
         width: Channels of the first layer; deeper ones have up to eight times as many. 16 gives 0.9 M parameters.
+        weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
         ConfigError: A number is not positive, or the width is odd.
@@ -60,7 +63,7 @@ class DetectorNet(nn.Module):
 
     strides_px: Final = (8, 16, 32)
 
-    def __init__(self, classes: int, *, width: int = 16) -> None:
+    def __init__(self, classes: int, *, width: int = 16, weights: PathText | None = None) -> None:
         super().__init__()
         if classes < 1 or width < 2 or width % 2:
             raise ConfigError(f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2")
@@ -77,6 +80,7 @@ class DetectorNet(nn.Module):
         self.joins = nn.ModuleList(_convolve(fine, fine) for _ in self.strides_px)
         self.heads = nn.ModuleList(_Head(fine, classes) for _ in self.strides_px)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        load_weights_file(self, weights)
 
     @override
     def forward(self, images: Tensor) -> Predictions:

@@ -12,6 +12,8 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import run_in_float32
+from lit_data.modules.weights import load_weights_file
+from lit_data.types import PathText
 
 
 class UNet(nn.Module):
@@ -28,6 +30,7 @@ class UNet(nn.Module):
         width: Channels at full resolution; each scale has twice those of the finer one.
         depth: How often the resolution is halved.
         prior: Expected share of each class, the output of the untrained net; of all names together.
+        weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
         ConfigError: A size is not positive, or the prior is no share.
@@ -41,10 +44,11 @@ class UNet(nn.Module):
         width: int = 16,
         depth: int = 3,
         prior: float = 0.1,
+        weights: PathText | None = None,
     ) -> None:
         super().__init__()
-        named = 0 if classes is None or isinstance(classes, int) else len(classes)
-        classes = named + 1 if named else classes if isinstance(classes, int) else 1
+        bias = prior_logits(classes, prior)
+        classes = len(bias)
         if min(channels, classes, width, depth) < 1 or not 0 < prior < 1:
             raise ConfigError(
                 f"channels={channels}, classes={classes}, width={width}, depth={depth}, prior={prior}: need at least 1 "
@@ -57,13 +61,11 @@ class UNet(nn.Module):
         self.down = nn.ModuleList(_convolve_twice(fine, coarse, stride=2) for fine, coarse in pairs)
         self.up = nn.ModuleList(_convolve_twice(fine + coarse, fine) for fine, coarse in reversed(pairs))
         self.head = nn.Conv2d(width, classes, 1)
-        bias = torch.full((classes,), math.log(prior / (1 - prior) / max(1, named)))
-        if named:
-            bias[0] = 0
         with torch.no_grad():
             self.head.bias.copy_(bias)  # type: ignore[union-attr]  # it has one
         # Of one channel torch cannot see how images lie: the weights decide the format of what follows.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        load_weights_file(self, weights)
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -103,6 +105,26 @@ def _double_resolution(features: Tensor) -> Tensor:
 def _close_gaps(gradient: Tensor | None) -> Tensor | None:
     # None where autograd leaves a gradient undefined.
     return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
+
+
+def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
+    """Return the logits of each pixel before anything is learned.
+
+    Args:
+        classes: How many logits; or names of classes, of which each has one and the background one more; None: one.
+        prior: Expected share of each class; of all names together. One that is no share gives logits of 0.
+
+    Returns:
+        [K] float32.
+    """
+    named = 0 if classes is None or isinstance(classes, int) else len(classes)
+    count = named + 1 if named else classes if isinstance(classes, int) else 1
+    if not 0 < prior < 1:
+        return torch.zeros(max(count, 0))
+    bias = torch.full((max(count, 0),), math.log(prior / (1 - prior) / max(1, named)))
+    if named:
+        bias[0] = 0
+    return bias
 
 
 def _convolve_twice(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
@@ -205,12 +227,15 @@ class CompareNet(nn.Module):
         width: Channels of each layer.
         depth: 3 x 3 convolutions before the last one.
         prior: Expected share of defect pixels, the output of the untrained net.
+        weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
         ConfigError: A size is not positive, or the prior is no share.
     """
 
-    def __init__(self, *, width: int = 16, depth: int = 3, prior: float = 1e-3) -> None:
+    def __init__(
+        self, *, width: int = 16, depth: int = 3, prior: float = 1e-3, weights: PathText | None = None
+    ) -> None:
         super().__init__()
         if width < 1 or depth < 1 or not 0 < prior < 1:
             raise ConfigError(f"width={width}, depth={depth}, prior={prior}: need width, depth >= 1 and 0 < prior < 1")
@@ -225,6 +250,7 @@ class CompareNet(nn.Module):
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # a Conv2d without bias has None
         nn.init.constant_(self.head.bias, math.log(prior / (1 - prior)))  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        load_weights_file(self, weights)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of defect pixels.

@@ -1,0 +1,220 @@
+"""Detectors of torchvision: a net, and the module that trains, scores and asks any of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.checks import check_count
+from lit_data.errors import ConfigError
+from lit_data.modules.detection.average_precision import Objects
+from lit_data.modules.detection.module import DetectionModule
+from lit_data.modules.detection.targets import Truths, read_truths
+from lit_data.modules.pretrained.libraries import building, check_options, fetching, open_library, split_weights
+from lit_data.modules.pretrained.nets import backbone_weights, check_model_name, start_by_name
+from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.weights import load_weights_file
+from lit_data.types import COUNT_SUFFIX, Batch, PathText
+
+_LEAST_SCORE: Final = 0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
+_MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
+_LEAST_SIDE_PX: Final = 1e-3  # torchvision ends in an error for boxes without area
+_LONGEST: Final = 2  # times the shorter side, as far as images are scaled
+
+
+class TorchvisionDetector(nn.Module):
+    """Faster R-CNN, FCOS, RetinaNet or SSD of torchvision, called as torchvision's are.
+
+    Inside, images in 0..1 are brought to the mean and deviation of ImageNet. All layers are trained. Batch
+    normalisation is of one kind whatever the weights, so that checkpoints fit; `freeze_norm` leaves its statistics as
+    they are, as torchvision does with trained backbones, since batches of detectors are small.
+
+    Args:
+        classes: Number of classes of the data, without the background.
+        model_name: Such as ``fasterrcnn_resnet50_fpn``, ``fcos_resnet50_fpn``, ``retinanet_resnet50_fpn_v2``,
+            ``ssdlite320_mobilenet_v3_large``.
+        weights: ``coco`` for all but the head, ``imagenet`` for the backbone; None starts at random; a file, see
+            `load_weights_file`.
+        size_px: Shorter side that images are scaled to; None leaves them as they come. SSD scales to its own size.
+        freeze_norm: `auto`: where there are weights.
+        options: Further arguments of the model, such as ``rpn_post_nms_top_n_train``.
+
+    Raises:
+        ConfigError: The package is missing, a name is unknown, an option refused, or the weights cannot be fetched.
+        DataError: The file of weights is none.
+        StoreError: It fits not.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        model_name: str = "fasterrcnn_resnet50_fpn",
+        weights: PathText | None = None,
+        size_px: int | None = None,
+        freeze_norm: Literal["auto"] | bool = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("classes", classes, 1)
+        library = open_library("torchvision")
+        models = library.models
+        known = [name for name in models.list_models(module=models.detection) if not name.startswith(("mask", "key"))]
+        check_model_name(model_name, known)
+        name, file = split_weights(weights, ("imagenet", "coco"))
+        given = {"num_classes": classes + 1, **check_options(options)}
+        with building(model_name):
+            net = models.get_model(model_name, weights=None, weights_backbone=None, **given)
+        if name == "imagenet":
+            with fetching(name, model_name):
+                net = models.get_model(model_name, weights_backbone=backbone_weights(models, model_name), **given)
+        _unify_norms(net.requires_grad_(True), library.ops.FrozenBatchNorm2d)
+        if name == "coco":
+            start_by_name(net, models.get_model_weights(model_name).DEFAULT, name, model_name)
+        self.net, self.classes, self._size_px = net, classes, size_px
+        self._freezes_norm = weights is not None if freeze_norm == "auto" else freeze_norm
+        if size_px is not None:
+            check_count("size_px", size_px, 1)
+            if net.transform.fixed_size is not None:
+                raise ConfigError(f"size_px={size_px}: {model_name} scales to {net.transform.fixed_size[0]} px: null")
+            net.transform.min_size, net.transform.max_size = (size_px,), _LONGEST * size_px
+        load_weights_file(self, file)
+
+    @override
+    def train(self, mode: bool = True) -> "TorchvisionDetector":
+        """Set the mode of all layers, but leave frozen normalisation in evaluation."""
+        super().train(mode)
+        if self._freezes_norm:
+            for layer in self.modules():
+                if isinstance(layer, nn.BatchNorm2d):
+                    layer.eval()
+        return self
+
+    @override
+    def forward(self, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]] | None = None) -> Any:
+        """Return the losses by their names in training, and objects in evaluation; see torchvision.
+
+        Args:
+            images: Each [3, H, W] float32 in 0..1.
+            targets: Of each image ``boxes`` [N, 4] corners in px and ``labels`` [N] from 1; in training.
+        """
+        transform: Any = self.net.transform
+        if self._size_px is None and transform.fixed_size is None and len(images):
+            sides = [side for image in images for side in image.shape[-2:]]
+            transform.min_size, transform.max_size = (min(sides),), max(sides)
+        return self.net(list(images), targets)
+
+
+def _unify_norms(net: nn.Module, frozen: type[nn.Module]) -> None:
+    """Put ordinary batch normalisation in the place of torchvision's frozen one, with what it has learned."""
+    for parent in net.modules():
+        for name, layer in parent.named_children():
+            if isinstance(layer, frozen):
+                old: Any = layer
+                norm = nn.BatchNorm2d(len(old.weight), eps=old.eps)
+                norm.load_state_dict(layer.state_dict(), strict=False)
+                setattr(parent, name, norm)
+
+
+class TorchvisionDetectionModule(DetectionModule):
+    """Any detector of torchvision, trained by its own losses and scored as `DetectionModule`.
+
+    Takes the batches of `DetectionModule`. Logs ``train/loss``, the sum, and ``train/NAME`` of each of its parts in
+    each step; after validation and test, with ``val/`` or ``test/`` before it, ``map50`` and ``map``. Boxes that are
+    thinner than a thousandth of a pixel are left out in training.
+
+    Args:
+        net: `TorchvisionDetector`, or a net of yours that is called like torchvision's: lists of images and targets
+            in; a dict of losses in training, a list of dicts with ``boxes``, ``labels`` from 1 and ``scores`` in
+            evaluation.
+        optimizer: Makes the optimizer from the parameters; AdamW by default.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
+        score_threshold: Predicted objects have a higher score. Evaluation has its own, 0.01.
+        iou_threshold: Of two objects of a class that overlap more, the one with the higher score stays.
+
+    Raises:
+        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has more classes than
+            the net, or that its losses are none.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "one_cycle",
+        score_threshold: float = 0.25,
+        iou_threshold: float = 0.5,
+    ) -> None:
+        super().__init__(
+            net,
+            optimizer=optimizer or _make_adamw,
+            schedule=schedule,
+            score_threshold=score_threshold,
+            iou_threshold=iou_threshold,
+        )
+        for part in net.modules():
+            if hasattr(part, "detections_per_img"):  # the heads of all kinds call them so
+                head: Any = part
+                head.score_thresh, head.nms_thresh, head.detections_per_img = _LEAST_SCORE, iou_threshold, _MOST_KEPT
+
+    @override
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]  # as torchvision's answer
+        """Return what the net finds in images [B, 3, H, W]: ``boxes``, ``labels`` from 1 and ``scores`` of each."""
+        found: list[dict[str, Tensor]] = self.net(list(images))
+        return found
+
+    @override
+    def find_loss(self, batch: Batch) -> Tensor:
+        losses = self.net(list(batch["image"]), read_targets(batch))
+        if not isinstance(losses, Mapping) or not losses:
+            raise ConfigError(f"the net gives a {type(losses).__name__} in training and no dict of losses")
+        self.log_dict({f"train/{name}": loss.detach() for name, loss in losses.items()}, batch_size=len(batch["image"]))
+        total: Tensor = torch.stack([loss.float() for loss in losses.values()]).sum()
+        return total
+
+    @override
+    def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
+        objects = []
+        for answer in self(images):
+            order = answer["scores"].argsort(descending=True, stable=True)
+            order = order[answer["scores"][order] > score_threshold]
+            boxes, scores = answer["boxes"][order].float(), answer["scores"][order].float()
+            objects.append({"boxes": boxes, "scores": scores, "classes": answer["labels"][order] - 1})
+        return objects
+
+
+def read_targets(batch: Batch) -> list[dict[str, Tensor]]:
+    """Return the targets of torchvision's detectors.
+
+    Args:
+        batch: As for `DetectionModule`.
+
+    Returns:
+        Of each image ``boxes`` [N, 4] float32 (left, top, right, bottom) in px and ``labels`` [N] int64 from 1; without
+        boxes that have no area.
+    """
+    height_px, width_px = batch["image"].shape[-2:]
+    truths = read_truths(batch["boxes"], height_px=height_px, width_px=width_px)
+    rows = _read_rows(batch, truths)
+    has_area = (truths.boxes[:, 2:] - truths.boxes[:, :2] > _LEAST_SIDE_PX).all(1)
+    targets = []
+    for row in range(len(batch["image"])):
+        own = (rows == row) & has_area
+        targets.append({"boxes": truths.boxes[own], "labels": truths.classes[own] + 1})
+    return targets
+
+
+def _read_rows(batch: Batch, truths: Truths) -> Tensor:
+    """Return the image of each box; a piece of a batch still has the row numbers of the whole, so counts come first."""
+    counts = batch.get(f"boxes{COUNT_SUFFIX}")
+    if counts is None:
+        return truths.rows
+    rows = torch.arange(len(counts), device=counts.device)
+    return rows.repeat_interleave(counts, output_size=len(truths.boxes))
+
+
+def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-4, weight_decay=5e-2)

@@ -1,0 +1,237 @@
+"""Weights that a net starts from: those of a file, held against the net by their names and shapes."""
+
+import logging
+import pickle
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_data.errors import ConfigError, DataError, StoreError, show_path
+from lit_data.types import PathText
+
+log = logging.getLogger(__name__)
+
+_STATES: Final = ("state_dict", "model_state_dict", "model_state", "model", "net")  # keys under which files hold them
+_MOST_PREFIXES: Final = 32
+_SHOWN: Final = 3  # names in a message
+_RGB: Final = 3
+
+
+class TakenWeights(NamedTuple):
+    """Outcome of `take_weights`; names are those of the net.
+
+    Attributes:
+        taken: Weights and buffers that the net now has from the file.
+        other_shape: Those that the file has in another shape, such as the head of other classes.
+        missing: Learned weights that the file does not have.
+        unused: Tensors of the file that the net has no place for.
+    """
+
+    taken: tuple[str, ...]
+    other_shape: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | None:
+    """Start a net from the weights of a file: a state dict, or a checkpoint of a LightningModule.
+
+    Only plain data is unpickled. Names may have other prefixes than in the net (``model.``, ``module.``, ``backbone.``
+    or any other): the pair of prefixes under which most numbers fit is taken, so that a classifier's weights also start
+    the encoder of a segmenter. What has another shape is left as it is, and logged with its count.
+
+    Args:
+        net: Gets the weights in place.
+        path: ``.pt``, ``.pth``, ``.ckpt`` or ``.safetensors``; None leaves the net as it is.
+
+    Raises:
+        DataError: It is not a file.
+        StoreError: It cannot be read, holds NaN, or none of its weights fits.
+    """
+    if path is None:
+        return None
+    file = Path(path).expanduser()
+    if not file.is_file():  # reading a FIFO would wait for ever
+        raise DataError(f"weights={show_path(path)} is not a file: give a .pt, .pth, .ckpt or .safetensors, or null")
+    return take_weights(net, read_weights(file), show_path(path))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by their names, on the host.
+
+    Raises:
+        StoreError: It cannot be read, or holds no tensors.
+    """
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path, mapped=True)
+    candidates = [content[name] for name in _STATES if isinstance(content.get(name), Mapping)]
+    for state in (*candidates, content):
+        tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+    raise StoreError(f"{show_path(path)} holds no weights: its keys are {_name_some(map(str, content))}")
+
+
+def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
+    """Return the content of a file of torch on the host; only plain data is unpickled.
+
+    Args:
+        path: The file.
+        mapped: Leave the tensors on the disk until they are looked at.
+
+    Raises:
+        StoreError: The file is none.
+    """
+    try:
+        mapped = mapped and zipfile.is_zipfile(path)  # else torch has another way to say that it is none
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
+        raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
+    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
+    if not isinstance(content, Mapping):
+        raise StoreError(f"{path} is no checkpoint: it holds a {type(content).__name__}")
+    return content
+
+
+def _read_safetensors(path: Path) -> Mapping[str, Any]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ConfigError(f"{show_path(path)} needs safetensors: pip install safetensors") from error
+    try:
+        content: dict[str, Tensor] = load_file(path, device="cpu")
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{show_path(path)} is no file of safetensors that can be read: {reason}") from error
+    return content
+
+
+def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> TakenWeights:
+    """Give a net those weights that fit by name and shape, and log how many do.
+
+    The first convolution of a net for another number of channels than RGB gets the weights of RGB, see
+    `fit_channels`.
+
+    Args:
+        net: Gets the weights in place.
+        state: Tensors by name.
+        source: Where they come from, for messages.
+
+    Raises:
+        StoreError: None fits, or one that does holds NaN.
+    """
+    own = net.state_dict()
+    learned = {name: tuple(weight.shape) for name, weight in net.named_parameters()}
+    strip, add = _find_prefixes({name: tuple(weight.shape) for name, weight in state.items()}, learned)
+    renamed = {add + name.removeprefix(strip): name for name in state if name.startswith(strip)}
+    fitting: dict[str, Tensor] = {}
+    other_shape = []
+    first_kernels = next((name for name, weight in own.items() if weight.ndim == 4), None)
+    for name in (name for name in own if name in renamed):
+        weight = _fit(state[renamed[name]], own[name], is_first=name == first_kernels)
+        if weight is None:
+            other_shape.append(name)
+        else:
+            fitting[name] = weight
+    if not fitting.keys() & learned.keys():
+        raise StoreError(
+            f"{source} has no weight that fits {type(net).__name__}: it holds {_name_some(state)}, and the net "
+            f"{_name_some(learned)}"
+        )
+    _refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
+    net.load_state_dict(fitting, strict=False)
+    missing = [name for name in learned if name not in renamed]
+    unused = [name for name in state if not name.startswith(strip) or add + name.removeprefix(strip) not in own]
+    taken = TakenWeights(tuple(fitting), tuple(other_shape), tuple(missing), tuple(unused))
+    _log_taken(taken, learned, source)
+    return taken
+
+
+def fit_channels(weight: Tensor, channels: int) -> Tensor:
+    """Make the kernels of a convolution of RGB images fit another number of channels.
+
+    Kernels of one channel are the sum over R, G and B, which for grey images is the same function; of more channels
+    they are repeated and scaled so that the sum stays.
+
+    Args:
+        weight: [outputs, 3, h, w].
+        channels: Of the images.
+
+    Returns:
+        [outputs, channels, h, w].
+    """
+    if channels == 1:
+        return weight.sum(1, keepdim=True)
+    repeated = weight.repeat(1, -(-channels // weight.shape[1]), 1, 1)[:, :channels]
+    return repeated * (weight.shape[1] / channels)
+
+
+def _fit(weight: Tensor, own: Tensor, *, is_first: bool) -> Tensor | None:
+    """Return a weight as the net can take it, or None."""
+    if weight.layout != torch.strided or weight.is_floating_point() != own.is_floating_point():
+        return None
+    if weight.shape == own.shape:
+        return weight
+    same_kernels = weight.ndim == own.ndim == 4 and weight.shape[0] == own.shape[0]
+    if is_first and same_kernels and weight.shape[2:] == own.shape[2:] and weight.shape[1] == _RGB:
+        return fit_channels(weight, own.shape[1])
+    return None
+
+
+def _find_prefixes(state: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+    """Choose what names of the file lose and then get in front, so that most numbers fit; shortest first."""
+    best, most = ("", ""), 0
+    for strip in _list_prefixes(state):
+        names = [name for name in state if name.startswith(strip)]
+        for add in _list_prefixes(own):
+            numbers = 0
+            for name in names:
+                if own.get(add + name.removeprefix(strip)) == state[name]:
+                    numbers += torch.Size(state[name]).numel()
+            if numbers > most:
+                best, most = (strip, add), numbers
+    return best
+
+
+def _list_prefixes(names: Iterable[str]) -> list[str]:
+    """The dotted prefixes that most names begin with, none first, shorter ones before longer ones."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        counts.update(".".join(parts[:depth]) + "." for depth in range(1, len(parts)))
+    return ["", *sorted((prefix for prefix, _ in counts.most_common(_MOST_PREFIXES)), key=len)]
+
+
+def _refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
+    bad = [name for name, weight in weights.items() if weight.is_floating_point() and weight.isnan().any()]
+    if bad:
+        raise StoreError(
+            f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: training diverged before "
+            "it was saved. Take another file"
+        )
+
+
+def _log_taken(taken: TakenWeights, learned: Mapping[str, tuple[int, ...]], source: str) -> None:
+    fitting = [name for name in taken.taken if name in learned]
+    parts = [f"{len(fitting)} of {len(learned)} weights of the net are those of {source}"]
+    if taken.other_shape:
+        parts.append(f"{len(taken.other_shape)} have another shape there ({_name_some(taken.other_shape)})")
+    if taken.missing:
+        parts.append(f"{len(taken.missing)} are not there ({_name_some(taken.missing)})")
+    if taken.unused:
+        parts.append(f"{len(taken.unused)} of the file have no place in the net")
+    level = logging.INFO if 2 * len(fitting) >= len(learned) else logging.WARNING
+    log.log(level, "%s", "; ".join(parts))
+
+
+def _name_some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = ", ..." if len(listed) > _SHOWN else ""
+    return (", ".join(listed[:_SHOWN]) or "nothing") + more

@@ -64,6 +64,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             not look at them.
         groups: A regular expression; images in whose paths it, or its first group, matches the same (a lot, a panel)
             stay in one split.
+        train_on: `all`, or `good`: only images without a defect train, also where there are no masks at all. An image
+            shows one where its mask marks a pixel, or where folders are named after kinds and its own is not ``good``.
+            Splits are then those of `ImageSplitter.split_good`; without masks, defective images are in none.
         sampling: Which patches train, see `SamplingOptions`.
         patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
         stride_px: Distance between patches; by default they lie side by side.
@@ -94,6 +97,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         split_seed: int = 0,
         similar: Literal["together", "apart"] = "together",
         groups: str | None = None,
+        train_on: Literal["all", "good"] = "all",
         sampling: SamplingOptions | None = None,
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] | None = None,
@@ -114,10 +118,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         super().__init__(loader=loader, batch_format=batch_format)
         self.source: InspectionFiles = InspectionFiles.of(locals())
         self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
-        check_choice("similar", similar, ("together", "apart"))
         self.synthesis, self.classes, self.value_range = synthesis, self.source.classes, value_range
-        self._check_synthesis()
-        self.augment, self.patch_px = augment, pair_px("patch_px", patch_px)
+        self.augment, self.train_on, self.patch_px = augment, train_on, pair_px("patch_px", patch_px)
+        self._check_choices()
         self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
         self.sampling = Sampling(
             options=sampling or SamplingOptions(), classes=tuple(self.classes or ()), seed=self.loader.seed
@@ -129,6 +132,15 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         if stage == "predict":
             return InspectionDataset(self.bank, self.grid, margin_px=margin_px)
         images = self.split_images[stage]
+        if self.train_on == "good" and stage == "train" and not len(images):
+            raise ConfigError(
+                f"{show_path(self.source.folder)}: no image of train is without a defect, and data.train_on=good "
+                "trains with such alone: add images of good parts, or check masks, folders and data.splits"
+            )
+        if self._masks is None and self.train_on == "good" and self.synthesis is None:
+            nothing_marked = np.full(len(self.bank), -1)
+            masks = PartialMasks(self.bank, images, self.bank, nothing_marked)
+            return InspectionDataset(self.bank, self.grid, images=images, masks=masks, margin_px=margin_px)
         if self._masks is None:
             if self.synthesis is None:
                 raise ConfigError(
@@ -242,7 +254,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             is_single=True,
         )
 
-    def _check_synthesis(self) -> None:
+    def _check_choices(self) -> None:
+        check_choice("similar", self.similar, ("together", "apart"))
+        check_choice("train_on", self.train_on, ("all", "good"))
         if self.synthesis is not None and self.classes is not None:
             raise ConfigError("drawn defects are of no class: set synthesis=none, or leave data.classes out")
 
@@ -261,7 +275,23 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             find_groups=self._find_groups,
             seed=self.split_seed,
         )
-        return splitter.split(self.splits, is_anomaly_set=found.layout == "anomaly")
+        if self.train_on == "all":
+            return splitter.split(self.splits, is_anomaly_set=found.layout == "anomaly")
+        is_good = self._find_good()
+        splits = splitter.split_good(self.splits, is_good)
+        if masks is None:  # nothing says where their defects are, so that they cannot be scored
+            splits = {split: numbers[is_good[numbers]] for split, numbers in splits.items()}
+        return splits
+
+    def _find_good(self) -> NDArray[np.bool_]:
+        """[n] which images show no defect, as far as masks and folders say."""
+        kinds = np.array(self.image_kinds)
+        is_good = np.ones(len(self.bank), np.bool_)
+        if (kinds == "good").any():
+            is_good = (kinds == "good") | (kinds == "")
+        if self._masks is not None:
+            is_good &= self.count_classes()[:, 1:].sum(1) == 0
+        return is_good
 
     def _find_groups(self, names: Sequence[str]) -> NDArray[np.int64]:
         return find_groups(

@@ -1,5 +1,6 @@
 """LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
 
+from lit_data.modules.anomaly import AnomalyModule, TextureEncoder
 from lit_data.modules.classification import ClassificationModule, ConvClassifier
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.modules.detection.net import DetectorNet
@@ -17,6 +18,7 @@ from lit_data.modules.voxel.queries import QueryCounts
 from lit_data.modules.voxel.vector_quantiser import VectorQuantiser
 
 __all__ = [
+    "AnomalyModule",
     "ClassificationModule",
     "CompareNet",
     "Conditions",
@@ -37,6 +39,7 @@ __all__ = [
     "TorchvisionDetectionModule",
     "TorchvisionDetector",
     "TorchvisionSegmenter",
+    "TextureEncoder",
     "UNet",
     "VectorQuantiser",
     "VoxelModule",

@@ -53,7 +53,7 @@ class InspectionTask(Task[InspectionDataModule]):
     """Images with the masks of their defects; predictions are maps and tables of defects."""
 
     predicts = "dict with `probability`"
-    neutral_data = (*Task.neutral_data, "groups", "patch_px", "sampling", "similar", "stride_px")
+    neutral_data = (*Task.neutral_data, "groups", "patch_px", "sampling", "similar", "stride_px", "train_on")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     unused = ("clean", "count")
 

@@ -46,7 +46,7 @@ STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED, INSPECTION, LABELLED = (
 )
 FOR_DETECTION = [Path("data/detection"), Path("model/detector")]
 FOR_WATERMARK = [Path("data/watermark"), Path("model/unet"), Path("synthesis/watermark")]
-FOR_INSPECTION = [Path("data/inspection"), Path("data/labelled"), Path("model/classifier")]
+FOR_INSPECTION = [Path(name) for name in ("data/inspection", "data/labelled", "model/anomaly", "model/classifier")]
 FOR_NETS = [  # of packages that need not be installed: see tests/modules/test_pretrained.py and tests/test_strangers.py
     Path(f"model/{name}")
     for name in (
@@ -271,7 +271,7 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", INSPECTION)
+@pytest.mark.parametrize("experiment", [name for name in INSPECTION if name != "anomaly"])  # tests/commands
 def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     sizes = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", "model.net.width=4"]
     words = [f"+experiment={experiment}", *QUICK, *sizes]

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 SIMILAR: Final = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as similar."""
+_GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}  # without a defect a test says nothing
 _SIDE_PX: Final = 32
 BUCKET: Final = 2048  # images that are compared with each other at once
 _BANDS: Final = 8
@@ -74,6 +75,38 @@ class ImageSplitter:
         shares: dict[str, Any] = {split: splits.get(split, 0) for split in SPLITS}
         return self._share_out(np.arange(len(self.names)), shares)
 
+    def split_good(self, splits: Splits, is_good: NDArray[np.bool_]) -> dict[str, Ints]:
+        """As `split`, but only images without a defect train.
+
+        `auto` takes folders named after splits at their word, also in the layout `anomaly`: test is all of test, and
+        without a val that is a part of train. Else shares are those of the good images, and the others are shared out
+        over val and test alone. Defective images of listed training splits are left out.
+
+        Args:
+            splits: As for `split`.
+            is_good: [n] which images show no defect.
+        """
+        if splits == "auto":
+            found = self._by_folders()
+            if found is None:
+                return self._share_out_good(DEFAULT_SHARES if (~is_good).any() else _GOOD_ALONE, is_good)
+        elif isinstance(splits, Mapping) and all(isinstance(share, int | float) for share in splits.values()):
+            split_images(self.names, splits)  # checks the shares
+            return self._share_out_good({split: splits.get(split, 0) for split in SPLITS}, is_good)
+        else:
+            found = split_images(self.names, splits, seed=self.seed)
+        return found | {"train": found["train"][is_good[found["train"]]]}
+
+    def _share_out_good(self, shares: Mapping[str, Any], is_good: NDArray[np.bool_]) -> dict[str, Ints]:
+        good = self._share_out(np.flatnonzero(is_good), shares)
+        scored = {split: shares[split] for split in ("val", "test") if shares[split] > 0}
+        if not scored:
+            return good
+        total = sum(scored.values())
+        halves = {split: scored.get(split, 0) / total for split in ("val", "test")}
+        others = self._share_out(np.flatnonzero(~is_good), halves)
+        return good | {split: np.sort(np.concatenate([good[split], others[split]])) for split in others}
+
     def _by_folders(self) -> dict[str, Ints] | None:
         """By folders named after splits, if all images lie in such; where none says val, a part of train."""
         told = [split_of(name) for name in self.names]
@@ -87,7 +120,7 @@ class ImageSplitter:
 
     def _share_out(self, images: Ints, shares: Mapping[str, float]) -> dict[str, Ints]:
         wanted = [split for split, share in shares.items() if share > 0]
-        if len(wanted) == 1:
+        if len(wanted) == 1 or not len(images):
             return dict.fromkeys(shares, images[:0]) | {wanted[0]: images}
         told, groups = self._describe(), self.find_groups(self.names)
         parts = split_stratified([told[n] for n in images.tolist()], groups[images], shares, seed=self.seed)

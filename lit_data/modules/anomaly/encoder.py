@@ -1,0 +1,214 @@
+"""Encoders for anomaly detection: from images to maps of features at a few scales."""
+
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.errors import ConfigError, StoreError
+
+_DEFAULT_WEIGHTS: Final = Path(__file__).with_name("encoder.pt")
+_MOST_BYTES: Final = 2**32
+_ANGLES: Final = 6
+_LEVELS: Final = 4
+_FLOOR: Final = 0.05  # in standard deviations of the image: weaker responses are noise
+
+
+class TextureEncoder(nn.Module):
+    """Fixed oriented filters, and a small learned map of what they say, at strides of 4 and 8 px.
+
+    The filters are pairs of even and odd Gabor functions of six angles in four octaves; of their amplitudes, averaged,
+    the logarithm is taken (Bruna and Mallat, "Invariant scattering convolution networks", PAMI 2013, first order);
+    means, extremes and colours stand beside them. The learned maps, one for each scale, make a metric of these numbers;
+    they were trained on textures that are drawn, see ``benchmarks/train_encoder.py``. Nothing looks farther than its
+    kernels, so that a tile has the features of the whole image.
+
+    Args:
+        weights: `default` for those that come with the package; a file of a state dict, which only plain data is read
+            of; `None` for random ones.
+        width: Features of each scale.
+        hidden: Width of the layer between.
+
+    Raises:
+        ConfigError: A width is not positive.
+        StoreError: The file is none of weights of this encoder.
+    """
+
+    stride_px = 8
+    kernels: Tensor
+
+    def __init__(self, weights: str | None = "default", *, width: int = 48, hidden: int = 96) -> None:
+        super().__init__()
+        if min(width, hidden) < 1:
+            raise ConfigError(f"net.width={width}, net.hidden={hidden}: need at least 1 of each")
+        self.register_buffer("kernels", _make_gabor_pairs(), persistent=False)
+        self.fine, self.coarse = (_Head(count, hidden, width) for count in _count_channels())
+        if weights is not None:
+            load_weights_file(self, _DEFAULT_WEIGHTS if weights == "default" else Path(weights))
+
+    @override
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Features of images.
+
+        Args:
+            images: [B, 3, H, W] with sides that are multiples of 8, of mean 0 and standard deviation 1 in good images.
+
+        Returns:
+            [B, width, H / 4, W / 4] and [B, width, H / 8, W / 8].
+
+        Raises:
+            ConfigError: The images have another number of channels.
+        """
+        fine, coarse = self.describe(images)
+        return [self.fine(fine), self.coarse(coarse)]
+
+    def describe(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Describe each place by the fixed filters: [B, 34, H / 4, W / 4] and [B, 39, H / 8, W / 8]."""
+        if images.shape[1] != 3:
+            raise ConfigError(
+                f"the encoder takes images of 3 channels and these have {images.shape[1]}: set "
+                "data.read.gray_to_rgb=true for grey ones and data.read.alpha=drop for four"
+            )
+        grey = images.mean(1, keepdim=True)
+        colours = blur(F.avg_pool2d((images - grey)[:, :2], 4), 1.0)
+        fine, coarse, level = [colours], [blur(F.avg_pool2d(colours, 2), 1.5)], grey
+        for octave in range(_LEVELS):
+            amplitudes = self._find_amplitudes(level)
+            if octave < _LEVELS - 1:  # the coarsest says nothing of a single place of 4 px
+                fine.append((blur(_bring_to(amplitudes, octave, 2), 1.0) + _FLOOR).log())
+            coarse.append((blur(_bring_to(amplitudes, octave, 3), 1.5) + _FLOOR).log())
+            ridges = level - blur(level, 2.0)
+            both = torch.cat([ridges.relu(), (-ridges).relu()], 1)
+            fine.append((blur(_bring_to(both, octave, 2), 0.8) + _FLOOR).log())
+            coarse.append((blur(_bring_to(both, octave, 3), 1.5) + _FLOOR).log())
+            fine.append(_bring_to(blur(level, 1.0), octave, 2))
+            if octave >= _LEVELS - 2:
+                coarse.append(blur(_bring_to(level, octave, 3), 1.5))
+            if octave < _LEVELS - 1:
+                level = F.avg_pool2d(blur(level, 0.8), 2)
+        soft = F.avg_pool2d(blur(grey, 1.0), 2)
+        extremes = torch.cat([_find_highest(soft), -_find_highest(-soft)], 1)
+        fine.append(F.avg_pool2d(extremes, 2))
+        coarse.append(blur(F.avg_pool2d(extremes, 4), 1.5))
+        wide = F.avg_pool2d(grey, 8)
+        coarse.append(blur(wide, 3.0))
+        return torch.cat(fine, 1), torch.cat(coarse, 1)
+
+    def _find_amplitudes(self, level: Tensor) -> Tensor:
+        reach = self.kernels.shape[-1] // 2
+        found = F.conv2d(pad_reflected(level, reach, reach, reach, reach), self.kernels)
+        even, odd = found[:, ::2], found[:, 1::2]
+        return (even.square() + odd.square() + 1e-6).sqrt()
+
+
+class _Head(nn.Module):
+    """A learned map at each place: what is linear, and a hidden layer beside it."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("std", torch.ones(inputs))
+        self.plain = nn.Conv2d(inputs, outputs, 1)
+        self.first, self.second = nn.Conv2d(inputs, hidden, 1), nn.Conv2d(hidden, outputs, 1)
+
+    @override
+    def forward(self, maps: Tensor) -> Tensor:
+        mean: Any = self.mean
+        std: Any = self.std
+        scaled = (maps - mean[:, None, None]) / std[:, None, None]
+        found: Tensor = self.plain(scaled) + self.second(F.relu(self.first(scaled)))
+        return found
+
+
+def load_weights_file(net: nn.Module, path: Path) -> None:
+    """Give an encoder the weights of a file: a state dict, or a checkpoint that holds one under ``state_dict``.
+
+    Only plain data is unpickled.
+
+    Args:
+        net: The encoder.
+        path: The file.
+
+    Raises:
+        StoreError: The file does not exist, is damaged, holds more than data, or weights of another net.
+    """
+    if not path.is_file():
+        raise StoreError(f"model.net.weights={path} is not a file: give that of a state dict, or default")
+    if path.stat().st_size > _MOST_BYTES:
+        raise StoreError(f"{path} has {path.stat().st_size} bytes, more than the {_MOST_BYTES} that weights may have")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
+        raise StoreError(f"{path} holds no weights that can be read: damaged, or more than data") from error
+    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{path} holds no weights that can be read: {reason}") from error
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise StoreError(f"{path} holds no state dict: it must map names to tensors")
+    bad = [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]
+    if bad:
+        raise StoreError(f"{path} holds values that are not finite in {len(bad)} weights, first in {bad[0]}")
+    try:
+        net.load_state_dict({name: value.float() for name, value in found.items()})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise StoreError(f"{path} does not hold weights of {type(net).__name__}: {reason}") from error
+
+
+def _make_gabor_pairs() -> Tensor:
+    """[12, 1, 13, 13]: an even and an odd filter of each angle, longer than wide, of mean 0 and norm 1."""
+    places = torch.arange(-6.0, 7.0)
+    y, x = places[:, None], places[None]
+    kernels = []
+    for number in range(_ANGLES):
+        angle = math.pi * number / _ANGLES
+        across, along = x * math.cos(angle) + y * math.sin(angle), -x * math.sin(angle) + y * math.cos(angle)
+        bell = (-(across**2) / (2 * 1.6**2) - along**2 / (2 * 3.2**2)).exp()
+        for wave in ((2 * math.pi * across / 4.5).cos(), (2 * math.pi * across / 4.5).sin()):
+            kernel = bell * wave
+            kernel = kernel - bell * (kernel.sum() / bell.sum())
+            kernels.append(kernel / kernel.norm())
+    return torch.stack(kernels)[:, None]
+
+
+def _count_channels() -> tuple[int, int]:
+    """Numbers that `TextureEncoder.describe` gives of each place, at both scales."""
+    fine = 2 + _ANGLES * (_LEVELS - 1) + 3 * _LEVELS + 2
+    return fine, 2 + _ANGLES * _LEVELS + 2 * _LEVELS + 2 + 2 + 1
+
+
+def _bring_to(maps: Tensor, octave: int, wanted: int) -> Tensor:
+    """Maps of an octave, whose stride is 2 to its power, at that of another."""
+    if octave < wanted:
+        return F.avg_pool2d(maps, 2 ** (wanted - octave))
+    return maps if octave == wanted else F.interpolate(maps, scale_factor=2.0 ** (octave - wanted), mode="bilinear")
+
+
+def _find_highest(maps: Tensor) -> Tensor:
+    return F.max_pool2d(pad_reflected(maps, 1, 1, 1, 1), 3, 1)
+
+
+def blur(maps: Tensor, sigma: float) -> Tensor:
+    """Blur [B, C, H, W] by a Gaussian of 2.5 standard deviations to each side, reflect-padded."""
+    reach, channels = math.ceil(2.5 * sigma), maps.shape[1]
+    if not reach:
+        return maps
+    places = torch.arange(-reach, reach + 1, device=maps.device, dtype=maps.dtype)
+    bell = (-0.5 * (places / sigma) ** 2).exp()
+    bell = (bell / bell.sum()).expand(channels, 1, -1)
+    rows = F.conv2d(pad_reflected(maps, 0, 0, reach, reach), bell[..., None], groups=channels)
+    return F.conv2d(pad_reflected(rows, reach, reach, 0, 0), bell[:, :, None], groups=channels)
+
+
+def pad_reflected(maps: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
+    """Reflect-pad [B, C, H, W]; where a side is too short for that, its last value is repeated."""
+    is_long = maps.shape[3] > max(left, right) and maps.shape[2] > max(top, bottom)
+    return F.pad(maps, (left, right, top, bottom), mode="reflect" if is_long else "replicate")

@@ -1,0 +1,316 @@
+"""`AnomalyModule`: score how far the features of an image are from those of good images."""
+
+import math
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.batch_form import count_samples
+from lit_data.checks import check_share
+from lit_data.errors import ConfigError
+from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
+from lit_data.modules.anomaly.memory import Candidates, choose_coreset, find_distances
+from lit_data.modules.scored import ScoredModule, is_marked
+from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
+from lit_data.types import Batch
+
+_STEEPNESS: Final = 4.0
+_PENDING: Final = "candidates"  # key of a checkpoint
+_NEEDS_DEFECTS: Final = (*ANOMALY_SCORES, "average_precision", "dice")
+
+
+class AnomalyModule(ScoredModule):
+    """A memory bank of the features of good images (PatchCore).
+
+    Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022: a frozen encoder gives features at a
+    few scales, each the mean of 3 x 3 places; a coreset of those of all training images is the memory bank; a pixel
+    scores as its distance to the nearest row of the bank, upsampled and lightly smoothed, and an image as its highest
+    pixel. Training is one pass and learns no weights: an optimizer of none counts the batches, as
+    Lightning's checkpoints go by its steps.
+
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be scored by, ``mask``
+    [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored. Images are brought to mean 0 of each
+    channel and standard deviation 1 by the first training batch; C = 1 is copied to three.
+
+    Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which validation sets to a
+    quantile of the scores of its good images. Logs after validation and test, with ``val/`` or ``test/`` before it:
+
+    - ``threshold``, a distance, and ``good_images``, whose scores chose it (validation alone);
+    - ``false_alarms``: fraction of the images without a defect that reach the threshold;
+    - where images show a defect ``misses``, the fraction of them that do not, and all of `AnomalyScores`.
+
+    Args:
+        net: The encoder: from [B, 3, H, W] images to a list of maps [B, C_i, H_i, W_i], the finest first, whose strides
+            divide its attribute ``stride_px`` (32 where it has none); `TextureEncoder` by default.
+        bank_size: Most rows of the memory bank, of 4 bytes for each channel.
+        candidates: Most features that the bank is chosen from, a uniform sample of all.
+        quantile: Of the scores of good validation images, the threshold; 1 is the highest of them.
+        margin: The threshold is that much higher, as a fraction, since a few images do not show the highest score.
+        smooth_px: Standard deviation of the Gaussian blur of the scores; 0 leaves it out.
+        seed: Of the sample and of the coreset.
+
+    Raises:
+        ConfigError: An option is out of its range; later, that training images show defects, that the encoder gives no
+            list of maps, that several processes train, or that there is no memory bank yet.
+    """
+
+    bank: Tensor
+    threshold: Tensor
+    pixel_mean: Tensor
+    pixel_std: Tensor
+    image_score_fraction = 0.0
+    """An image scores as its highest pixel, in `predict` too: one threshold is that of pixels and of images."""
+    not_in_bar: ClassVar[tuple[str, ...]] = (*ANOMALY_SCORES[1:], "good_images", "average_precision", "dice")
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        *,
+        bank_size: int = 4000,
+        candidates: int = 40000,
+        quantile: float = 1.0,
+        margin: float = 0.05,
+        smooth_px: float = 2.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(net or TextureEncoder(), optimizer=_count_steps, schedule="none")
+        _check_options(bank_size, candidates, quantile, margin, smooth_px)
+        self.bank_size, self.quantile, self.margin, self.smooth_px = bank_size, quantile, margin, smooth_px
+        self.seed, self.candidates = seed, Candidates(candidates, seed)
+        self.net.requires_grad_(False)
+        self.steps = nn.Parameter(torch.zeros(0))
+        self.register_buffer("bank", torch.zeros(0, 0))
+        self.register_buffer("threshold", torch.tensor(1.0))
+        self.register_buffer("pixel_mean", torch.zeros(1))
+        self.register_buffer("pixel_std", torch.zeros(()))
+        self.scores = nn.ModuleDict({f"{stage}_pixels": AnomalyScores(score_fraction=0.0) for stage in ("val", "test")})
+        self.register_load_state_dict_pre_hook(_take_sizes)
+        self.save_hyperparameters("bank_size", "candidates", "quantile", "margin", "smooth_px", "seed")
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Take the kinds of defects of the datamodule.
+
+        Raises:
+            ConfigError: Several processes would each fill a bank of their own.
+        """
+        if stage in ("fit", "validate") and self.trainer.world_size > 1:
+            raise ConfigError(
+                f"{self.trainer.world_size} processes would each have a memory bank and a threshold of their own: set "
+                "trainer.devices=1 trainer.num_nodes=1"
+            )
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        for metric in self.scores.values():
+            metric.kinds = getattr(datamodule, "image_kinds", ())  # type: ignore[assignment]  # of a Metric of ours
+
+    @override
+    def train(self, mode: bool = True) -> "AnomalyModule":
+        """Set the mode of all but the encoder, which stays as it is frozen."""
+        super().train(mode)
+        self.net.eval()
+        return self
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return _count_steps([self.steps])
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if "mask" in batch and is_marked(batch["mask"]).any():
+            raise ConfigError(
+                "training images show defects, which would then count as good: set data.train_on=good, and "
+                "synthesis=none where defects are drawn"
+            )
+        images = batch["image"].float()
+        if not self.pixel_std > 0:
+            self.pixel_mean = images.mean((0, 2, 3))
+            # Of all channels together, which keeps colours; above 0 for images of one value.
+            self.pixel_std = images.std().clamp(min=1e-3)
+        with torch.no_grad():
+            features = self.find_features(images)
+        rows = features.permute(0, 2, 3, 1).flatten(0, 2).float()
+        if not rows.isfinite().all():
+            raise ConfigError("the encoder gives values that are not finite: check its weights and trainer.precision")
+        self.candidates.add(rows)
+        self.log("train/candidates", float(len(self.candidates)), batch_size=count_samples(batch))
+        return self.steps.sum()
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        self._fill_bank()
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self._fill_bank()  # where there was no validation
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if len(self.candidates):  # in the middle of an epoch
+            checkpoint[_PENDING] = self.candidates.state_dict()
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if _PENDING in checkpoint:
+            self.candidates.load_state_dict(checkpoint[_PENDING])
+
+    def _fill_bank(self) -> None:
+        """Choose the bank from what it holds and the candidates, and a threshold until validation has a better one."""
+        if not len(self.candidates):
+            return
+        rows = self.candidates.rows.to(self.device)
+        rows = torch.cat([self.bank, rows]) if len(self.bank) else rows
+        self.bank = rows[choose_coreset(rows, self.bank_size, seed=self.seed)].contiguous()
+        highest = find_distances(rows, self.bank).max()
+        self.threshold = highest if highest > 0 else torch.ones_like(highest)
+        self.candidates.clear()
+
+    def find_features(self, images: Tensor) -> Tensor:
+        """Features of images, those of all scales behind each other at the finest.
+
+        Args:
+            images: [B, C, H, W] float32 in 0..1.
+
+        Returns:
+            [B, D, h, w], where h and w are those of the images padded to multiples of the encoder's stride, by the
+            stride of its finest map.
+
+        Raises:
+            ConfigError: The encoder gives no list of maps.
+        """
+        multiple = int(getattr(self.net, "stride_px", 32))
+        scaled = (images - self.pixel_mean[:, None, None]) / self.pixel_std
+        scaled = scaled.expand(-1, 3, -1, -1) if scaled.shape[1] == 1 else scaled
+        height, width = images.shape[-2:]
+        maps = self.net(pad_reflected(scaled, 0, -width % multiple, 0, -height % multiple))
+        if not isinstance(maps, list | tuple) or not maps or any(getattr(one, "ndim", 0) != 4 for one in maps):
+            raise ConfigError(
+                f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of feature maps "
+                "[B, C, H, W], the finest first"
+            )
+        pooled = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
+        size = pooled[0].shape[2:]
+        return torch.cat([pooled[0], *(F.interpolate(one, size, mode="bilinear") for one in pooled[1:])], 1)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Distance of each pixel to the features of good images.
+
+        Args:
+            images: [B, C, H, W] float32 in 0..1.
+
+        Returns:
+            [B, 1, H, W] float32.
+
+        Raises:
+            ConfigError: There is no memory bank, or it is that of another encoder.
+        """
+        if not len(self.bank):
+            raise ConfigError("there is no memory bank yet: fit this model first, or load a checkpoint of it")
+        features = self.find_features(images.float())
+        count, width, rows, columns = features.shape
+        if width != self.bank.shape[1]:
+            raise ConfigError(
+                f"the encoder gives {width} features and the memory bank has {self.bank.shape[1]}: predict with the "
+                "model.net that fit had"
+            )
+        distances = find_distances(features.permute(0, 2, 3, 1).reshape(-1, width), self.bank)
+        multiple = int(getattr(self.net, "stride_px", 32))
+        padded = [-(-side // multiple) * multiple for side in images.shape[-2:]]
+        maps = F.interpolate(distances.view(count, 1, rows, columns), padded, mode="bilinear")
+        return blur(maps[..., : images.shape[-2], : images.shape[-1]], self.smooth_px)
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Probabilities, with what is needed to put them back into their image.
+
+        Returns:
+            ``probability`` [B, 1, H, W] float32 in 0..1, 0.5 at the threshold; and ``index``, ``image_index``,
+            ``position`` of the batch.
+        """
+        found: dict[str, Tensor] = {key: batch[key] for key in ("index", "image_index", "position") if key in batch}
+        return found | {"probability": find_probability(self(batch["image"]), self.threshold)}
+
+    @override
+    def find_loss(self, batch: Batch) -> Tensor:
+        """Nothing is learned: 0."""
+        return self.steps.sum()
+
+    @override
+    def score(self, batch: Batch, stage: str) -> None:
+        if self.trainer.sanity_checking and not len(self.bank):
+            return  # Lightning tries validation before training
+        probability = find_probability(self(batch["image"]), self.threshold)
+        masks = batch.get("mask", torch.zeros_like(probability))
+        metric: Any = self.scores[f"{stage}_pixels"]
+        # Where nothing says of which image a patch is, it is one of its own.
+        patches = sum(map(len, metric.images)) + torch.arange(len(masks), device=masks.device)
+        metric.update(probability, masks, batch.get("image_index", patches))
+
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
+        metric: Any = self.scores[f"{stage}_pixels"]
+        if not metric.update_count:  # Lightning tries validation before training
+            return {}
+        _, scores, is_defective = metric.score_images()
+        highest, defective = scores.to(self.device), is_defective.to(self.device).bool()
+        named: dict[str, Tensor] = {}
+        before = self.threshold.clone()
+        if stage == "val" and (~defective).any():
+            self.threshold = self._choose_threshold(highest[~defective])
+            named = {"threshold": self.threshold, "good_images": (~defective).sum().float()}
+        # The scores were taken with the threshold as it was.
+        metric.threshold = float(find_probability(self.threshold, before))
+        found = metric.compute()
+        is_alarm = highest >= metric.threshold
+        if (~defective).any():
+            named["false_alarms"] = is_alarm[~defective].float().mean()
+        if defective.any():
+            named["misses"] = (~is_alarm[defective]).float().mean()
+            distance = find_distance(found["f1_max_threshold"], before)
+            named |= found | {"f1_max_threshold": find_probability(distance, self.threshold)}
+        metric.reset()
+        return named
+
+    def _choose_threshold(self, highest: Tensor) -> Tensor:
+        """A quantile of the scores of good images, and a margin."""
+        chosen = find_distance(highest.double().cpu().quantile(self.quantile), self.threshold.cpu())
+        return (chosen * (1 + self.margin)).clamp(min=1e-6).to(self.threshold)
+
+
+def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:
+    """``d^4 / (d^4 + threshold^4)``, which rises with the distance and is 0.5 at the threshold."""
+    return (_STEEPNESS * (distances / threshold).log()).sigmoid()
+
+
+def find_distance(probability: Tensor, threshold: Tensor) -> Tensor:
+    """The distance of a probability, see `find_probability`."""
+    return threshold * (probability.double().logit(eps=1e-12) / _STEEPNESS).exp()
+
+
+def _check_options(bank_size: int, candidates: int, quantile: float, margin: float, smooth_px: float) -> None:
+    if not 1 <= bank_size <= candidates:
+        raise ConfigError(f"bank_size={bank_size}, candidates={candidates}: need 1 <= bank_size <= candidates")
+    check_share("quantile", quantile)
+    if not (0 <= margin < math.inf and 0 <= smooth_px < math.inf):
+        raise ConfigError(f"margin={margin}, smooth_px={smooth_px}: need finite numbers of 0 or more")
+
+
+def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
+    """Make the buffers as large as those of a checkpoint, which a module that was not fitted cannot know."""
+    for name, dimensions in (("bank", 2), ("pixel_mean", 1)):
+        stored, own = states.get(prefix + name), getattr(module, name)
+        if isinstance(stored, Tensor) and stored.ndim == dimensions:
+            setattr(module, name, own.new_zeros(stored.shape))
+
+
+def _count_steps(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - see `OptimizerFactory`
+    return torch.optim.SGD(parameters, lr=0.0)
+
+
+def _describe(found: object) -> str:
+    if isinstance(found, list | tuple):
+        return f"a list of {', '.join(map(_describe, found)) or 'nothing'}"
+    return f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

@@ -1,0 +1,91 @@
+"""``+experiment=anomaly`` from fit to predict, on the sets that people have."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from lit_data.cli import main
+
+QUICK = (
+    *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
+    *("data.patch_px=64", "data.loader.batch_size=4", "data.loader.num_workers=0"),
+    *("model.bank_size=200", "model.candidates=2000"),
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+]
+
+
+def _run(tmp_path: Path, command: str, *words: str, code: int = 0) -> dict[str, Any]:
+    places = [f"paths.run={tmp_path}/{command}", f"hydra.run.dir={tmp_path}/{command}", f"paths.cache={tmp_path}/cache"]
+    assert main([command, "+experiment=anomaly", *QUICK, *words, *places]) == code
+    path = tmp_path / command / "summary.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _write(folder: Path, count: int, *, defects: bool = False, seed: int = 0, dtype: Any = np.uint8) -> Path:
+    """Images of stripes; those with defects have a dark square, and no masks."""
+    rng, highest = np.random.default_rng(seed), np.iinfo(dtype).max
+    folder.mkdir(parents=True)
+    for number in range(count):
+        waves = np.tile(0.5 + 0.2 * np.sin(np.arange(96) + rng.uniform(0, 6)), (80, 1))
+        image = (waves + rng.normal(0, 0.02, waves.shape)).clip(0, 1)
+        if defects:
+            image[30:44, 40:54] = 0.1
+        cv2.imwrite(str(folder / f"{number}.png"), (image * highest).astype(dtype))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_good_images_alone_are_enough(dtype: Any, tmp_path: Path) -> None:
+    root = _write(tmp_path / "good", 14, dtype=dtype)
+    words = [f"data.root={root}", *(["data.read.gray_to_rgb=false"] if dtype == np.uint16 else [])]
+    fitted = _run(tmp_path, "fit", *words)
+    assert 0 <= fitted["val/false_alarms"] < 1
+    assert "test/image_auroc" not in fitted
+    checkpoint = f"ckpt={tmp_path}/fit/checkpoints/best.ckpt"
+    bank = torch.load(tmp_path / "fit/checkpoints/best.ckpt", weights_only=True)["state_dict"]["bank"]
+    assert bank.shape == (200, 96)
+    new = _write(tmp_path / "new", 3, seed=5, dtype=dtype)
+    _write(tmp_path / "new" / "bad", 3, seed=6, defects=True, dtype=dtype)
+    predicted = _run(tmp_path, "predict", f"data.root={new}", *words[1:], checkpoint)
+    with (tmp_path / "predict/images.csv").open(newline="") as file:
+        verdicts = {row["image"]: row["verdict"] for row in csv.DictReader(file)}
+    assert [verdict for name, verdict in verdicts.items() if name.startswith("bad/")] == ["defect"] * 3
+    assert sum(verdict == "defect" for verdict in verdicts.values()) <= 4
+    assert predicted["predict/defects"] >= 3
+    assert cv2.imread(str(tmp_path / "predict/maps/0.png.png"), cv2.IMREAD_UNCHANGED).dtype == np.uint16
+
+
+def test_the_small_dataset_goes_all_the_way(tmp_path: Path) -> None:
+    words = ["data.samples={count: 16, size_px: [96, 96]}"]
+    fitted = _run(tmp_path, "fit", *words)
+    assert 0 <= fitted["test/image_auroc"] <= 1
+    checkpoint = f"ckpt={tmp_path}/fit/checkpoints/best.ckpt"
+    for stage, command in (("test", "test"), ("val", "validate")):
+        scored = _run(tmp_path, command, *words, checkpoint)
+        assert scored[f"{stage}/image_auroc"] == pytest.approx(fitted[f"{stage}/image_auroc"], abs=1e-6)
+    assert _run(tmp_path, "predict", *words, checkpoint)["predict/images"] == 16
+    assert _run(tmp_path, "show", *words)["show/patches"] > 0
+    resumed = f"ckpt={tmp_path}/fit/checkpoints/last.ckpt"
+    again = _run(tmp_path / "again", "fit", *words, resumed, "trainer.max_epochs=2")
+    assert again["test/image_auroc"] >= 0
+
+
+def test_wrong_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = _write(tmp_path / "good", 8)
+    (tmp_path / "no.pt").write_bytes(b"no weights")
+    _run(tmp_path, "fit", f"data.root={root}", f"model.net.weights={tmp_path}/no.pt", code=3)
+    assert "no.pt holds no weights that can be read" in capsys.readouterr().err
+    words = ["data.samples={count: 16, size_px: [96, 96]}", "data.train_on=all"]
+    _run(tmp_path, "fit", *words, code=2)
+    assert "training images show defects" in capsys.readouterr().err

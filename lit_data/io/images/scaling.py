@@ -1,0 +1,229 @@
+"""Images and their masks scaled together on their way into a store, and the way back for what is said of them."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.grid import pair_px
+from lit_data.io.images.decoders import DecodedSource, ImageDecoder, ImageSource, MaskDecoder, SourceHeader
+from lit_data.io.images.resize import fit_size, place_centred, resize_planes
+from lit_data.types import IGNORED, Array
+
+_FORMAT: Final = 1  # raised when the same files and options give other pixels
+
+LARGEST_FACTOR: Final = 16
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Size that images and masks are brought to; exactly one of the two is set.
+
+    Args:
+        size_px: (height, width) that each image is scaled to fit, aspect ratio kept. It lies in the middle, and what is
+            missing around it is reflect-padded.
+        factor: Multiplies height and width of every image; below 1 shrinks.
+    """
+
+    size_px: Size | None = None
+    factor: float | None = None
+
+    @classmethod
+    def of(cls, size_px: int | Size | None, scale: float | None) -> Self | None:
+        """Return the scaling that two options ask for; None if both are None.
+
+        Raises:
+            ConfigError: Both are set, or one is out of its range.
+        """
+        if size_px is None and scale is None:
+            return None
+        if scale is None:
+            return cls(size_px=pair_px("size_px", size_px))  # type: ignore[arg-type]  # not None
+        if size_px is not None:
+            raise ConfigError(
+                f"size_px={size_px} and scale={scale} exclude each other: size_px scales each image to one size, scale "
+                "all of them by one factor; set one of them to null"
+            )
+        is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if not is_number or not 0 < scale <= LARGEST_FACTOR:
+            raise ConfigError(
+                f"scale={scale!r} is not usable: give a number above 0 and up to {LARGEST_FACTOR}, such as 0.5 for "
+                "half of height and width"
+            )
+        return cls(factor=float(scale))
+
+    def scaled_px(self, size_px: Size) -> Size:
+        """Return the (height, width) of an image of `size_px` after scaling, without padding; at least 1 x 1."""
+        if self.size_px is not None:
+            return fit_size(size_px, self.size_px)
+        assert self.factor is not None
+        height, width = (max(1, round(length * self.factor)) for length in size_px)
+        return height, width
+
+    def stored_px(self, size_px: Size) -> Size:
+        """Return the (height, width) of an image of `size_px` after scaling and padding."""
+        return self.scaled_px(size_px) if self.size_px is None else self.size_px
+
+    def scale_image(self, image: Array) -> Array:
+        """Scale and pad an image: means over areas to shrink, bilinear to enlarge.
+
+        Args:
+            image: [C, H, W] of uint8, uint16, int16 or float32.
+
+        Returns:
+            [C, h, w] of the same dtype.
+        """
+        size_px = image.shape[1], image.shape[2]
+        scaled = resize_planes(image, self.scaled_px(size_px))
+        return place_centred(scaled, self.stored_px(size_px), "reflect")
+
+    def scale_mask(self, mask: Array) -> Array:
+        """Scale and pad a mask as its image, see `scale_classes`: [1, H, W] uint8 to [1, h, w]."""
+        size_px = mask.shape[1], mask.shape[2]
+        scaled = scale_classes(mask[0], self.scaled_px(size_px))
+        return place_centred(scaled[None], self.stored_px(size_px), "reflect")
+
+    def restore(self, values: Array, size_px: Size) -> Array:
+        """Cut the padding off and scale back, bilinearly to enlarge, by means over areas to shrink.
+
+        Args:
+            values: [C, h, w] of a scaled image, such as probabilities.
+            size_px: (H, W) of its file.
+
+        Returns:
+            [C, H, W] of the same dtype.
+        """
+        restored = resize_planes(self._cut_padding(values, size_px), size_px)
+        # Rounded sums of floats may exceed 1, which would be 0 again as a whole number.
+        return np.clip(restored, values.min(), values.max()) if values.dtype.kind == "f" else restored
+
+    def restore_mask(self, mask: Array, size_px: Size) -> Array:
+        """Cut the padding off and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
+        return scale_classes(self._cut_padding(mask, size_px)[0], size_px)[None]
+
+    def _cut_padding(self, values: Array, size_px: Size) -> Array:
+        return place_centred(values, self.scaled_px(size_px), "reflect")  # cuts off as much as it had put on
+
+
+def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8]:
+    """Scale a mask so that no defect is lost and none is counted twice.
+
+    To shrink, each pixel belongs to the one scaled pixel that its centre lies in. A scaled pixel has the class that
+    most of its foreground pixels have (the smaller number of two that are equal), also if they are few; without any it
+    is ignored (255) if one of its pixels is, else background. So a scaled mask shows a defect exactly where its file
+    does, and thin ones become up to one scaled pixel wide. To enlarge, a pixel takes the class of the nearest one.
+
+    Args:
+        numbers: [H, W] class numbers.
+        size_px: (h, w) that comes out.
+
+    Returns:
+        [h, w].
+    """
+    if numbers.shape == size_px:
+        return numbers
+    rows, columns = (_nearest(length, scaled) for length, scaled in zip(numbers.shape, size_px, strict=True))
+    enlarged = numbers[rows][:, columns]
+    starts = [_starts(length, scaled) for length, scaled in zip(enlarged.shape, size_px, strict=True)]
+    counts_of = {int(number): _count(enlarged == number, starts) for number in np.unique(enlarged) if number > 0}
+    scaled: NDArray[np.uint8] = np.zeros(size_px, np.uint8)
+    most = np.zeros(size_px, np.int32)
+    scaled[counts_of.pop(IGNORED, most) > 0] = IGNORED
+    for number, counts in counts_of.items():  # ascending
+        is_more = counts > most
+        scaled[is_more], most[is_more] = number, counts[is_more]
+    return scaled
+
+
+def _nearest(length: int, scaled: int) -> NDArray[np.int64]:
+    """Pixels of an axis that an enlarged axis takes; all of them, once, where it shrinks."""
+    places = np.arange(max(length, scaled))
+    return (2 * places + 1) * length // (2 * len(places))
+
+
+def _starts(length: int, scaled: int) -> NDArray[np.int64]:
+    """First pixel of each scaled one along an axis that does not grow: the first whose centre lies in it."""
+    return -((scaled - 2 * length * np.arange(scaled)) // (2 * scaled))
+
+
+def _count(is_class: NDArray[np.bool_], starts: list[NDArray[np.int64]]) -> NDArray[np.int32]:
+    """Pixels of a class in each scaled pixel: [H, W] to [h, w]."""
+    by_rows = np.add.reduceat(is_class, starts[0], axis=0, dtype=np.int32)
+    counts: NDArray[np.int32] = np.add.reduceat(by_rows, starts[1], axis=1)
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledDecoder:
+    """Decodes images or masks, and scales them.
+
+    Args:
+        scaling: Size that they are brought to.
+        decoder: Of the files; that of masks has them scaled as masks.
+    """
+
+    scaling: Scaling
+    decoder: ImageDecoder | MaskDecoder
+
+    @property
+    def fingerprint(self) -> str:
+        """JSON of the scaling, this decoder's format and the inner fingerprint."""
+        options = {"decoder": "scaled", "format": _FORMAT, "size_px": self.scaling.size_px}
+        options |= {"scale": self.scaling.factor, "of": json.loads(self.decoder.fingerprint)}
+        return json.dumps(options, sort_keys=True)
+
+    def header(self, source: ImageSource) -> SourceHeader:
+        """Return what decoding will give.
+
+        Raises:
+            DataError: As the inner decoder, or it would have more pixels than a file may have.
+        """
+        header = self.decoder.header(source)
+        height, width = self.scaling.stored_px((header.height_px, header.width_px))
+        is_mask = isinstance(self.decoder, MaskDecoder)
+        most_px = self.decoder.options.max_pixels if is_mask else self.decoder.read.max_pixels
+        if height * width > most_px:
+            raise DataError(
+                f"{show_path(source.paths[0])}: scaled to {height} x {width} px it has more than "
+                f"{'mask_read' if is_mask else 'read'}.max_pixels={most_px}: choose a smaller data.scale or size_px"
+            )
+        return header._replace(height_px=height, width_px=width)
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        """Decode strictly, then scale.
+
+        Raises:
+            DataError: As the inner decoder.
+        """
+        decoded = self.decoder(source)
+        is_mask = isinstance(self.decoder, MaskDecoder)
+        scale = self.scaling.scale_mask if is_mask else self.scaling.scale_image
+        return replace(decoded, array=scale(decoded.array))
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalSizes:
+    """Sizes that scaled images have in their files.
+
+    Args:
+        scaling: How they were scaled.
+        heights_px: [n] rows of each file.
+        widths_px: [n] columns of each.
+    """
+
+    scaling: Scaling
+    heights_px: NDArray[np.int64]
+    widths_px: NDArray[np.int64]
+
+    def of(self, number: int) -> Size:
+        """Return the (height, width) of the file of an image."""
+        return int(self.heights_px[number]), int(self.widths_px[number])
+
+    def restore(self, number: int, values: Array) -> Array:
+        """Bring values of a scaled image back to the size of its file: [C, h, w] to [C, H, W]."""
+        return self.scaling.restore(values, self.of(number))

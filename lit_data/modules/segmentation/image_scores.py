@@ -87,19 +87,19 @@ def take_highest(
         count: How many of each patch.
     """
     height, width = scores.shape[-2:]
-    counts = (masks != IGNORED).flatten(1)
-    number = torch.full_like(counts, _NOWHERE, dtype=torch.int64)
+    counts = masks != IGNORED
+    if positions is not None and sizes_px is not None:
+        rest = sizes_px.to(scores.device)[images] - positions  # rows and columns from the corner to the edges
+        rows, columns = (torch.arange(length, device=scores.device) for length in (height, width))
+        counts &= (rows < rest[:, :1])[:, None, :, None] & (columns < rest[:, 1:])[:, None, None, :]
+    highest = scores.detach().float().masked_fill(~counts, -1).flatten(1).topk(min(count, height * width))
+    pixel = torch.full_like(highest.indices, _NOWHERE)
     if positions is not None:
-        y = positions[:, 0, None, None] + torch.arange(height, device=scores.device)[:, None]
-        x = positions[:, 1, None, None] + torch.arange(width, device=scores.device)
-        number = (y * _SIDE_PX + x).flatten(1)
-        if sizes_px is not None:
-            limits = sizes_px.to(scores.device)[images]
-            counts &= ((y < limits[:, 0, None, None]) & (x < limits[:, 1, None, None])).flatten(1)
-    top = scores.detach().float().flatten(1).masked_fill(~counts, -1).topk(min(count, height * width))
-    is_counted = top.values >= 0
-    of_image = images[:, None].expand_as(top.indices)
-    return TopPixels(of_image[is_counted], number.gather(1, top.indices)[is_counted], top.values[is_counted])
+        y, x = highest.indices // width + positions[:, :1], highest.indices % width + positions[:, 1:]
+        pixel = y * _SIDE_PX + x
+    is_counted = highest.values >= 0
+    of_image = images[:, None].expand_as(pixel)
+    return TopPixels(of_image[is_counted], pixel[is_counted], highest.values[is_counted])
 
 
 def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
@@ -168,4 +168,4 @@ def tolerate_missing(module: nn.Module, names: Sequence[str]) -> None:
         for name in names:
             state.setdefault(prefix + name, getattr(module, name))
 
-    module.register_load_state_dict_pre_hook(fill)
+    module.register_load_state_dict_pre_hook(fill)  # type: ignore[no-untyped-call]  # torch has no types for it

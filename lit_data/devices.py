@@ -44,7 +44,8 @@ def has_fast_bf16(device_type: str) -> bool:
     if device_type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # Without oneDNN a convolution in bfloat16 goes value by value, whatever the processor has.
-    if device_type != "cpu" or not torch.backends.mkldnn.is_available():
+    has_convolutions: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if device_type != "cpu" or not has_convolutions:
         return False
     return not _BF16_INSTRUCTIONS.isdisjoint(read_cpu_flags())
 

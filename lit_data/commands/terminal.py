@@ -46,6 +46,8 @@ def quieten() -> None:
     """
     # lightning 2.6.6 asks torch 2.13 for a tree spec in the old way.
     warnings.filterwarnings("ignore", ".isinstance.treespec, LeafSpec.. is deprecated", FutureWarning)
+    # Lightning takes the weights for float32 then, which under autocast they are.
+    warnings.filterwarnings("ignore", "Precision .* is not supported by the model summary", UserWarning)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):  # imported before there were handlers
         logger = logging.getLogger(name)
         logger.handlers.clear()  # they would print every line a second time, or past the filter

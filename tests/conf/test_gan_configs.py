@@ -90,7 +90,6 @@ def test_every_command_runs(experiment: str, run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Precision bf16-mixed is not supported by the model summary")
 @pytest.mark.parametrize("experiment", ["gan_lowmem", "gan_rays"])
 def test_the_others_train(experiment: str, run: Run, tmp_path: Path) -> None:
     fitted = run("fit", *TOY, *_find_data(experiment, tmp_path / "images"))

@@ -98,7 +98,7 @@ def _double_resolution(features: Tensor) -> Tensor:
     """
     finer = F.interpolate(features, scale_factor=2.0, mode="bilinear", align_corners=False)
     if finer.requires_grad and not torch.compiler.is_compiling():
-        finer.register_hook(_close_gaps)
+        finer.register_hook(_close_gaps)  # type: ignore[no-untyped-call]
     return finer
 
 

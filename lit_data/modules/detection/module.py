@@ -54,7 +54,7 @@ class DetectionModule(ScoredModule):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory | None = None,
-        schedule: Schedule = "one_cycle",
+        schedule: Schedule = "warmup_cosine",
         box_weight: float = 2.0,
         score_threshold: float = 0.25,
         iou_threshold: float = 0.6,
@@ -164,4 +164,4 @@ def _read_truths(batch: Batch) -> Truths:
 
 
 def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=2e-3, weight_decay=5e-2)
+    return torch.optim.AdamW(parameters, lr=5e-3, weight_decay=5e-2)

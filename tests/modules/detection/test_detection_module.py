@@ -165,7 +165,9 @@ def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
             return iter([_batch(1)])
 
     trainer = _trainer(tmp_path, max_epochs=-1)
-    with pytest.raises(ConfigError, match=r"schedule='one_cycle' needs the length of the run: set trainer.max_epochs"):
+    with pytest.raises(
+        ConfigError, match=r"schedule='warmup_cosine' needs the length of the run: set trainer.max_epochs"
+    ):
         trainer.fit(_module(), DataLoader(Endless(), batch_size=None), _loader(_batch(1)))
 
 

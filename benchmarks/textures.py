@@ -219,7 +219,21 @@ def _calm(rng: Rng, height: int, width: int) -> Image:
 
 
 _PROCESSES: Final[tuple[Callable[[Rng, int, int], Image], ...]] = (
-    *(_spectral, _spectral, _waves, _weave, _lattice, _cells, _leaves, _fibres, _spots, _calm),
+    *(
+        _spectral,
+        _spectral,
+        _waves,
+        _weave,
+        _lattice,
+        _cells,
+        _cells,
+        _leaves,
+        _leaves,
+        _fibres,
+        _fibres,
+        _spots,
+        _calm,
+    ),
 )
 
 

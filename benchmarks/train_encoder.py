@@ -150,10 +150,10 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("path", type=Path, help="where the weights go")
-    parser.add_argument("--episodes", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--episodes", type=int, default=240)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
     given = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.checkpoints import find_checkpoint, load_weights
+from lit_data.commands.checkpoints import find_checkpoint, load_weights, take_trained_options
 from lit_data.commands.configuration.targets import allow_packages
 from lit_data.commands.result import join_scores
 from lit_data.commands.session import build_any_datamodule, build_model, build_trainer, prepare
@@ -20,6 +20,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         The metrics of the module.
     """
     checkpoint = find_checkpoint(cfg)
+    take_trained_options(cfg, checkpoint)
     datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg, trained=True), build_trainer(cfg)
     load_weights(model, checkpoint)
     prepare(datamodule)

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lit_data.commands.checkpoints import find_checkpoint, load_weights
+from lit_data.commands.checkpoints import find_checkpoint, load_weights, take_trained_options
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.targets import allowed_names, read_options, trusted_names
 from lit_data.commands.result import PartlyDoneError
@@ -50,6 +50,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     options, checkpoint = read_options(PredictOptions, cfg.predict, "predict"), find_checkpoint(cfg)
     if options.folder is not None:
         check_outside_root(cfg, Path(options.folder), "predict.folder")
+    take_trained_options(cfg, checkpoint)
     datamodule, model = _open_data(cfg, options), build_model(cfg, trained=True)
     datamodule.setup("predict")
     task = find_task(datamodule)

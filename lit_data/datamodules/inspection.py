@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.inspection_source import InspectionFiles, build_inspection_baselines
 from lit_data.datamodules.stripe_files import find_recipe
 from lit_data.datamodules.stripe_transform import PatchVisuals, StripeTransform, find_margins, find_unit_range
-from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes
+from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
 from lit_data.datasets.inspection.splitting import ImageSplitter, find_groups
 from lit_data.datasets.splits import SPLITS, Splits
@@ -30,11 +30,14 @@ from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, Batch, PathText, PlannedBatch, Stage
+
+_PATCH_PX: Final = 128
 
 
 class InspectionDataModule(BaseDataModule[InspectionDataset]):
@@ -69,6 +72,10 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             Splits are then those of `ImageSplitter.split_good`; without masks, defective images are in none.
         sampling: Which patches train, see `SamplingOptions`.
         patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
+        size_px: Makes a sample of each whole image, in the place of patches: image and mask are scaled, aspect ratio
+            kept, to fit this size, one number or (height, width), and reflect-padded to it. `None` cuts patches. See
+            `lit_data.io.images.scaling`.
+        scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None` leaves them.
         stride_px: Distance between patches; by default they lie side by side.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
         synthesis: Defects that are drawn too: on training samples beside those that masks show, and without masks, of
@@ -80,6 +87,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     """
 
     bank: ImageBank
+    original_sizes: OriginalSizes | None
     grid: PatchGrid
     transformation: StripeTransform
     _masks: PartialMasks | None
@@ -99,8 +107,10 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         groups: str | None = None,
         train_on: Literal["all", "good"] = "all",
         sampling: SamplingOptions | None = None,
-        patch_px: int | tuple[int, int] = 128,
+        patch_px: int | tuple[int, int] = _PATCH_PX,
         stride_px: int | tuple[int, int] | None = None,
+        size_px: int | tuple[int, int] | None = None,
+        scale: float | None = None,
         value_range: tuple[float, float] | None = None,
         read: ReadOptions | None = None,
         on_bad: OnBad = "error",
@@ -116,15 +126,14 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
+        scaling = Scaling.of(size_px, scale)
         self.source: InspectionFiles = InspectionFiles.of(locals())
         self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
         self.synthesis, self.classes, self.value_range = synthesis, self.source.classes, value_range
-        self.augment, self.train_on, self.patch_px = augment, train_on, pair_px("patch_px", patch_px)
-        self._check_choices()
-        self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
-        self.sampling = Sampling(
-            options=sampling or SamplingOptions(), classes=tuple(self.classes or ()), seed=self.loader.seed
-        )
+        self._check_options()
+        self.augment, self.train_on = augment, train_on
+        self.patch_px, self.stride_px = _choose_grid(scaling, patch_px, stride_px)
+        self.sampling = self._choose_sampling(sampling or SamplingOptions())
 
     def build_dataset(self, stage: Stage) -> InspectionDataset:
         """Patches of the images of one stage; those of all images to predict."""
@@ -182,6 +191,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         recipe = find_recipe(
             dataset, ImageDecoder(source.read), source.mask_options, self.transformation, finished=finished
         )
+        recipe = replace(recipe, scaling=source.scaling)
         return build_inspection_baselines(dataset, recipe, cache_bytes=source.cache_bytes)
 
     def inspect(self, stage: Stage) -> PatchVisuals:
@@ -202,8 +212,23 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         )
 
     def read_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 numbers of classes in an image; None where there are no masks, or its mask is bad."""
-        return None if self._masks is None or number in self._bad else self._masks[number][0]
+        """[H, W] uint8 numbers of classes in an image; None where there are no masks, or its mask is bad.
+
+        Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
+        """
+        if self._masks is None or number in self._bad:
+            return None
+        mask: Array = self._masks[number]
+        sizes = self.original_sizes
+        restored = mask if sizes is None else sizes.scaling.restore_mask(mask, sizes.of(number))
+        class_numbers: Array = restored[0]
+        return class_numbers
+
+    def has_defect(self, number: int) -> bool | None:
+        """Return True if the mask of an image shows a defect; None where there are no masks, or its mask is bad."""
+        if self._masks is None or number in self._bad:
+            return None
+        return bool(is_defect(self._masks[number]).any())
 
     @property
     def image_kinds(self) -> list[str]:
@@ -237,6 +262,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         )
         self.grid = PatchGrid(heights_px, widths_px, self.patch_px, self.stride_px, name=self.bank.name)
         self._masks, self._bad = self.source.open_all_masks(self.bank)
+        self.original_sizes = self.source.find_original_sizes(self.bank)
         self.split_images = {
             split: np.array([n for n in numbers.tolist() if n not in self._bad], np.int64)
             for split, numbers in self._choose_splits().items()
@@ -254,7 +280,17 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             is_single=True,
         )
 
-    def _check_choices(self) -> None:
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loader stands, and how images are scaled, which `predict` takes from a checkpoint."""
+        scaling = self.source.scaling or Scaling()
+        size_px = None if scaling.size_px is None else list(scaling.size_px)
+        return super().state_dict() | {"options": {"size_px": size_px, "scale": scaling.factor}}
+
+    def _choose_sampling(self, options: SamplingOptions) -> Sampling:
+        return Sampling(options=options, classes=tuple(self.classes or ()), seed=self.loader.seed)
+
+    def _check_options(self) -> None:
         check_choice("similar", self.similar, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
         if self.synthesis is not None and self.classes is not None:
@@ -301,4 +337,25 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     @property
     def _kept_folder(self) -> Path:
         """Where stays what was found by reading a whole set."""
-        return self.source.store_folder / "found"
+        return self.source.kept_folder
+
+
+def _choose_grid(
+    scaling: Scaling | None, patch_px: int | tuple[int, int], stride_px: int | tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return size and distance of patches, (height, width) each: those of whole images where each one is scaled to fit.
+
+    Raises:
+        ConfigError: A size is not positive, or patches are chosen beside whole images.
+    """
+    sides_px = pair_px("patch_px", patch_px)
+    whole_px = None if scaling is None else scaling.size_px
+    if whole_px is None:
+        return sides_px, sides_px if stride_px is None else pair_px("stride_px", stride_px)
+    if stride_px is not None or sides_px not in (whole_px, pair_px("patch_px", _PATCH_PX)):
+        given = f"patch_px={patch_px}" if stride_px is None else f"stride_px={stride_px}"
+        raise ConfigError(
+            f"size_px={list(whole_px)} makes a sample of each whole image, and {given} is for patches: leave "
+            "data.patch_px and data.stride_px out, or scale by data.scale=0.5 and cut patches"
+        )
+    return whole_px, whole_px

@@ -31,18 +31,21 @@ from lit_data.datasets.stripes.baselines import (
 )
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.files import write_json
-from lit_data.io.images.decoders import ImageSource, MaskDecoder
+from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.header_scan import find_faults
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
+from lit_data.io.images.scaling import OriginalSizes, ScaledDecoder, Scaling, check_mask_sizes, read_sizes
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
+from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import PublishOptions
 from lit_data.io.store.arrays import publish
+from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import ensure_inspection_samples
@@ -64,16 +67,20 @@ class InspectionFiles(MaskedImageFolder):
         classes: Names of the kinds of defects that are told apart, numbered from 1: of categories of annotations, of
             the numbers in masks, or of the kinds of images whose masks are black and white; `None`: a defect is a
             defect.
+        scaling: Size that images and masks are brought to before they are stored; `None` keeps that of the files.
 
     Raises:
-        ConfigError: Masks of several classes, and no names of them.
+        ConfigError: Masks of several classes, and no names of them; or a set of shards is to be scaled.
     """
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True))
     classes: Sequence[str] | None = None
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if is_sharded(self.root):
+            self._refuse_scaled_shards()
         if self.classes is not None:  # in a shell numbers are no text
             object.__setattr__(self, "classes", check_classes([str(name) for name in self.classes]))
         elif self.mask_read.classes > 2:
@@ -98,6 +105,24 @@ class InspectionFiles(MaskedImageFolder):
         log.info("%s: %s", show_path(self.folder), found.describe())
         return found
 
+    @property
+    @override
+    def decoder(self) -> Decoder:
+        decoder = ImageDecoder(self.read)
+        return decoder if self.scaling is None else ScaledDecoder(self.scaling, decoder)
+
+    @property
+    def mask_decoder(self) -> MaskDecoder | ScaledDecoder:
+        """Decoder of the masks, scaled as their images."""
+        decoder = MaskDecoder(self.mask_options)
+        return decoder if self.scaling is None else ScaledDecoder(self.scaling, decoder)
+
+    @property
+    @override
+    def _layout(self) -> StoreOptions:
+        is_read_whole = self.scaling is not None and self.scaling.size_px is not None
+        return replace(self.store, band_px=None) if is_read_whole else self.store
+
     @override
     def list_images(self) -> list[ImageSource]:
         return [ImageSource((str(path),)) for path in self.found.images]
@@ -116,6 +141,19 @@ class InspectionFiles(MaskedImageFolder):
         }
         write_json(scratch / _SET, told)
         return masks | {_SET: scratch / _SET}
+
+    @override
+    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
+        self._refuse_scaled_shards()
+        return super().publish(address, shard_bytes)
+
+    def _refuse_scaled_shards(self) -> None:
+        # A set of shards holds no files, and so not the sizes that predictions are brought back to.
+        if self.scaling is not None:
+            raise ConfigError(
+                "data.size_px and data.scale need the files of the images: leave them out to write or read a set of "
+                "shards"
+            )
 
     @override
     def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
@@ -150,9 +188,13 @@ class InspectionFiles(MaskedImageFolder):
         sources = [ImageSource((str(mask),)) for n, mask in enumerate(wanted) if mask is not None and n not in bad]
         if not sources:
             return None, bad
-        masks = self._open_bank(sources, MaskDecoder(self.mask_options), "masks")
+        masks = self._open_bank(sources, self.mask_decoder, "masks")
         numbers = {masks.name(number): number for number in range(len(masks))}
         of_image = np.array([numbers.get(str(mask), -1) for mask in wanted], np.int64)
+        if self.scaling is not None:
+            sizes_px = read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
+            mask_sizes_px = read_sizes(masks, MaskDecoder(self.mask_options), self.kept_folder)
+            check_mask_sizes((bank, sizes_px), (masks, mask_sizes_px), of_image)
         bad |= {image for image, mask in enumerate(wanted) if mask is not None and of_image[image] < 0}
         if bad:
             log.warning("%d images are left out with their masks, which are bad", len(bad))
@@ -165,9 +207,20 @@ class InspectionFiles(MaskedImageFolder):
         self.refresh()
         images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
         problems = find_faults(images, self.decoder)
-        problems.extend(find_faults([ImageSource((str(mask),)) for mask in masks], MaskDecoder(self.mask_options)))
+        problems.extend(find_faults([ImageSource((str(mask),)) for mask in masks], self.mask_decoder))
         problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
         return {"images": len(images), "masks": len(masks)}
+
+    def find_original_sizes(self, bank: ImageBank) -> OriginalSizes | None:
+        """Read the sizes of the files of scaled images from their headers, once for a store; None if none is scaled."""
+        if self.scaling is None:
+            return None
+        return OriginalSizes(self.scaling, read_sizes(bank, ImageDecoder(self.read), self.kept_folder))
+
+    @property
+    def kept_folder(self) -> Path:
+        """Where stays what was found by reading a whole set."""
+        return self.store_folder / "found"
 
     @property
     def _kinds_are_classes(self) -> bool:

@@ -153,7 +153,8 @@ class LabelledImageDataModule(InspectionDataModule):
         given = {name: value for name, value in locals().items() if name not in ("self", "size_px", "__class__")}
         size_px, whole = pair_px("size_px", size_px), StoreOptions(band_px=None)
         super().__init__(**given, patch_px=size_px)
-        self.source = LabelledFiles.of({**given, "size_px": size_px, "masks": None, "mask_read": None, "store": whole})
+        unused = dict.fromkeys(("masks", "mask_read", "scaling"))
+        self.source = LabelledFiles.of({**given, **unused, "size_px": size_px, "store": whole})
 
     @override
     def build_dataset(self, stage: Stage) -> InspectionDataset:
@@ -164,6 +165,10 @@ class LabelledImageDataModule(InspectionDataModule):
         self._check_classes()
         images = self.split_images[stage]
         return InspectionDataset(self.bank, self.grid, images=images, margin_px=margin_px, labels=self._labels)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"options": {"size_px": list(self.patch_px)}}
 
     @override
     def is_by_sample(self, stage: Stage) -> bool:

@@ -41,6 +41,7 @@ class Task(Generic[Data]):
         neutral_data: Options of the datamodule that do not change what is predicted of an input, so that a run with
             others can go on.
         predict_data: Options of the datamodule that prediction sets.
+        trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless others are typed.
         unused: Options of ``predict`` that mean nothing here: they are refused.
     """
 
@@ -52,6 +53,7 @@ class Task(Generic[Data]):
         *("split_seed", "splits"),
     )
     predict_data: ClassVar[Mapping[str, Any]] = {}
+    trained_data: ClassVar[Sequence[str]] = ()
     unused: ClassVar[Sequence[str]] = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "count")
 
     def __init__(self, datamodule: Data) -> None:

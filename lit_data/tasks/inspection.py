@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -55,6 +56,7 @@ class InspectionTask(Task[InspectionDataModule]):
     predicts = "dict with `probability`"
     neutral_data = (*Task.neutral_data, "groups", "patch_px", "sampling", "similar", "stride_px", "train_on")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
+    trained_data = ("size_px", "scale")
     unused = ("clean", "count")
 
     @override
@@ -81,7 +83,17 @@ class InspectionTask(Task[InspectionDataModule]):
 
     @override
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+        options = self._show_whole(options)
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
+
+    def _show_whole(self, options: PredictOptions) -> PredictOptions:
+        """Let a net that was trained with whole images see them whole, where the default tile is smaller."""
+        scaling, default_px = self.datamodule.source.scaling, PredictOptions().tile_px
+        if scaling is None or scaling.size_px is None or options.tile_px != default_px:
+            return options
+        stride_px = options.multiple_px  # tiles are multiples of it; images are filled up to that
+        whole_px = [-(-length // stride_px) * stride_px for length in scaling.size_px]
+        return replace(options, tile_px=tuple(map(max, whole_px, options.tile_sides_px)))
 
 
 class VerdictWriter(MapWriter):
@@ -112,8 +124,7 @@ class VerdictWriter(MapWriter):
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         numbers = {name: number for number, name in enumerate(self.images.names)}
         kinds = self._datamodule.image_kinds
-        truths = [self._datamodule.read_mask(numbers[entry.image]) for entry in entries]
-        defective = [None if mask is None else bool(is_defect(mask).any()) for mask in truths]
+        defective = [self._datamodule.has_defect(numbers[entry.image]) for entry in entries]
         rows: list[dict[str, Any]] = [
             {
                 "image": entry.image,
@@ -155,7 +166,7 @@ class VerdictWriter(MapWriter):
         save_figure(figure, self.folder / "worst.png", title, ("defect",))
 
     def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any], number: int) -> None:
-        pixels, name = torch.from_numpy(np.array(self.images.bank[number], np.float32)), str(row["image"])
+        pixels, name = torch.from_numpy(np.array(self.images.show(number), np.float32)), str(row["image"])
         show_images(cells[:1], pixels)
         probability = torch.from_numpy(np.array(read_image(self._map_of(name))[0], np.float32)) / 65535
         cells[1].imshow(probability.numpy(), cmap="magma", vmin=0, vmax=1)
@@ -206,7 +217,14 @@ def open_inspection_images(datamodule: InspectionDataModule) -> WholeImages:
     span = None if values == ValueRange() else (values.low, values.high)
     names = datamodule.source.names(bank)
     channels, classes = tuple(range(bank.channels)), tuple(datamodule.classes or ())
-    return WholeImages(bank=bank, names=names, channels=channels, value_range=span, classes=classes)
+    return WholeImages(
+        bank=bank,
+        names=names,
+        channels=channels,
+        value_range=span,
+        classes=classes,
+        original_sizes=datamodule.original_sizes,
+    )
 
 
 @register(LabelledImageDataModule)
@@ -216,6 +234,7 @@ class LabelTask(Task[LabelledImageDataModule]):
     predicts = "probabilities [B, classes]"
     neutral_data = (*Task.neutral_data, "groups", "similar")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
+    trained_data = ("size_px",)
 
     @override
     def describe_sample(self, batch: Batch, row: int) -> str:

@@ -267,7 +267,7 @@ class MapWriter(ImageWriter):
         shown = sorted(small, key=lambda entry: -entry.score)[:SHOWN]
         if shown:
             images = [
-                (e.image, self.images.bank[numbers[e.image]][0], read_image(self._map_of(e.image))[0] / 65535, e.rows)
+                (e.image, self.images.show(numbers[e.image])[0], read_image(self._map_of(e.image))[0] / 65535, e.rows)
                 for e in shown
             ]
             named = [(name, pixels, found, [_read(row) for row in rows]) for name, pixels, found, rows in images]

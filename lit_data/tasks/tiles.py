@@ -141,7 +141,7 @@ def _predict_small(
     loads = [partial(images.load, number) for number in numbers]
     before_s = time.perf_counter()
     for place, values in predictor.predict(loads, on_bad=note, on_progress=bar.show):
-        found = ProbabilityMap.of(values.numpy())
+        found = ProbabilityMap.of(images.restore(numbers[place], values.numpy()))
         _check_probability(found.values.min(), found.values.max())
         work.write(numbers[place], found, (now_s := time.perf_counter()) - before_s)
         before_s = now_s
@@ -159,7 +159,8 @@ def _predict_large(
             except DataError as error:
                 work.bad[number] = str(error)
             else:
-                work.write(number, ProbabilityMap.of(values), time.perf_counter() - before_s)
+                found = ProbabilityMap.of(images.restore(number, values))
+                work.write(number, found, time.perf_counter() - before_s)
         bar.advance()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_data.inference.sources import ImagePixels
 from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.scaling import OriginalSizes
 from lit_data.io.store.store import StoredImages
 
 SLAB_PX: Final = 2**22
@@ -26,6 +27,7 @@ class WholeImages:
         value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and floats as they are.
         classes: Names of the kinds of defects that are told apart.
         finish: Makes an image [C, H, W] what the model gets; None: its stored pixels are that, but for the range.
+        original_sizes: Of the files, where stored images are scaled: what is predicted is brought back to them.
     """
 
     bank: ImageBank
@@ -34,6 +36,7 @@ class WholeImages:
     value_range: tuple[float, float] | None
     classes: Sequence[str] = ()
     finish: Callable[[int], Tensor] | None = None
+    original_sizes: OriginalSizes | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -54,8 +57,20 @@ class WholeImages:
         return self.bank.open_image(number) if isinstance(self.bank, StoredImages) else self.bank[number]
 
     def count_px(self, number: int) -> int:
-        """Pixels of an image."""
-        return int(self.bank.heights_px[number] * self.bank.widths_px[number])
+        """Pixels of an image: of the larger one where it is scaled."""
+        stored_px = int(self.bank.heights_px[number] * self.bank.widths_px[number])
+        if self.original_sizes is None:
+            return stored_px
+        height, width = self.original_sizes.of(number)
+        return max(stored_px, height * width)
+
+    def restore(self, number: int, values: NDArray[Any]) -> NDArray[Any]:
+        """Bring what is predicted of an image to the size of its file: [K, h, w] to [K, H, W]."""
+        return values if self.original_sizes is None else self.original_sizes.restore(number, values)
+
+    def show(self, number: int) -> NDArray[Any]:
+        """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
+        return self.restore(number, self.bank[number])
 
     def count_sizes(self) -> int:
         """How many different sizes there are."""

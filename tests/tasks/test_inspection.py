@@ -144,3 +144,47 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
     wrong = sum(row["verdict"] != row["truth"] for row in rows)
     assert predicted["predict/missed"] + predicted["predict/false_alarms"] == wrong
     assert predicted["predict/image_auroc"] == pytest.approx(float(metric.compute()["image_auroc"]), abs=1e-4)
+
+
+class _Bright(L.LightningModule):
+    """Says that a pixel is a defect as far as it is bright."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        return {"probability": batch["image"][:, :1]}
+
+
+@pytest.mark.parametrize("large_px", [50_000_000, 10])  # also through a temporary file
+@pytest.mark.parametrize("options", [{"size_px": 64}, {"size_px": (600, 80)}, {"scale": 0.5}, {"scale": 1.5}])
+def test_what_is_found_in_scaled_images_lies_where_it_is_in_their_files(
+    tmp_path: Path, options: dict[str, Any], large_px: int
+) -> None:
+    sizes = {"a": (75, 133), "b": (200, 90), "c": (30, 301)}
+    (tmp_path / "set").mkdir()
+    for name, size in sizes.items():
+        image = np.zeros(size, np.uint16)
+        image[10:26, 40:72] = 65535
+        cv2.imwrite(str(tmp_path / "set" / f"{name}.png"), image)
+        mask = (image >> 8).astype(np.uint8)
+        mask[10, 40] = 0
+        cv2.imwrite(str(tmp_path / "set" / f"{name}_mask.png"), mask)
+    data = InspectionDataModule(
+        str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"), splits={"train": 1.0}, **options
+    )
+    data.prepare_data()
+    data.setup("predict")
+    run = PredictRun(folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET))
+    found = find_task(data).predict(_Bright(), run, PredictOptions(large_px=large_px)).metrics
+    assert (found["predict/missed"], found["predict/false_alarms"]) == (0, 0)
+    defects = _rows(tmp_path / "out" / "defects.csv")
+    assert [row["image"] for row in defects] == ["a.png", "b.png", "c.png"]
+    for row in defects:
+        size = sizes[row["image"][0]]
+        read = cv2.imread(str(tmp_path / "out" / "maps" / f"{row['image']}.png"), cv2.IMREAD_UNCHANGED)
+        assert read.shape == size
+        height, width = data.source.scaling.scaled_px(size)  # type: ignore[union-attr]
+        one_px = max(size[0] / height, size[1] / width, 1)  # a scaled pixel in the file
+        assert float(row["y"]) == pytest.approx(17.5, abs=0.5 * one_px)
+        assert float(row["x"]) == pytest.approx(55.5, abs=0.5 * one_px)
+        assert int(row["height_px"]) == pytest.approx(16, abs=one_px)
+        assert int(row["width_px"]) == pytest.approx(32, abs=one_px)
+    assert (tmp_path / "out" / "predictions.png").is_file() == (large_px > 10)

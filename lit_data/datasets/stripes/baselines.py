@@ -20,6 +20,7 @@ from lit_data.io.cache import LruCache
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.masks import MaskOptions, read_mask
 from lit_data.io.images.readers import read_image
+from lit_data.io.images.scaling import Scaling
 from lit_data.io.progress import track
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 from lit_data.types import Array, Batch
@@ -52,6 +53,7 @@ class StripeRecipe:
         synthesis: Defects for patches without a mask of their own.
         nuisance: Changes the three channels of a patch ([3, h, w], sample index, epoch) before defects are drawn.
         finished: Cast to 0..1, spread to three channels and draw; otherwise patches stay as stored.
+        scaling: Size that images and masks are brought to before patches are cut; None keeps that of the files.
     """
 
     patch_px: tuple[int, int]
@@ -65,9 +67,14 @@ class StripeRecipe:
     synthesis: DefectSpec | None = None
     nuisance: Callable[[Floats, int, int], Floats] | None = None
     finished: bool = True
+    scaling: Scaling | None = None
 
     def read(self, files: ImageSource) -> Array:
-        """Decode the files of an image once, without the second look that a store takes: [C, H, W]."""
+        """Decode the files of an image once, without the second look that a store takes, and scale it: [C, H, W]."""
+        image = self._decode(files)
+        return image if self.scaling is None else self.scaling.scale_image(image)
+
+    def _decode(self, files: ImageSource) -> Array:
         images = [read_image(path, self.decoder.read) for path in files.paths]
         if images[0].dtype.name != self.dtype:
             return self.decoder(files).array
@@ -82,9 +89,10 @@ class StripeRecipe:
         grey /= np.float32(self.high - self.low)
         return np.clip(grey, 0, 1, out=grey)
 
-    def read_mask(self, patch: StripePatch) -> Array | None:
-        """The whole mask of a patch, [1, H, W] uint8 in {0, 1}; none where it has none."""
-        return None if patch.mask_path is None else read_mask(patch.mask_path, self.mask_read)
+    def read_mask(self, path: str) -> Array:
+        """A whole mask, scaled as its image: [1, H, W] uint8 in {0, 1}."""
+        mask = read_mask(path, self.mask_read)
+        return mask if self.scaling is None else self.scaling.scale_mask(mask)
 
     def plan(self, patches: Sequence[StripePatch], epoch: int) -> DefectPlan | None:
         """The defects of a whole split; none where it has masks, or nothing is drawn."""
@@ -144,7 +152,7 @@ class OriginalStripes(StripeBaseline):
         recipe = self.recipe
         window = _window_of(patch, recipe.patch_px)
         image = _extend(recipe.read(patch.files), patch, recipe.patch_px)
-        mask = recipe.read_mask(patch)
+        mask = None if patch.mask_path is None else recipe.read_mask(patch.mask_path)
         if mask is not None:
             mask = _extend(mask, patch, recipe.patch_px)
         if recipe.finished:
@@ -199,7 +207,7 @@ class ImprovedStripes(StripeBaseline):
         path = patch.mask_path
         if path is None:
             return image, None
-        return image, self.cache.get_or_load((path,), lambda: read_mask(path, self.recipe.mask_read))
+        return image, self.cache.get_or_load((path,), lambda: self.recipe.read_mask(path))
 
 
 def list_patches(dataset: StripeDataset, files: Mapping[str, ImageSource]) -> list[StripePatch]:

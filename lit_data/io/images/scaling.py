@@ -2,15 +2,26 @@
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.grid import pair_px
-from lit_data.io.images.decoders import DecodedSource, ImageDecoder, ImageSource, MaskDecoder, SourceHeader
+from lit_data.io.images.decoders import (
+    DecodedSource,
+    Decoder,
+    ImageDecoder,
+    ImageSource,
+    MaskDecoder,
+    SourceHeader,
+)
+from lit_data.io.images.header_scan import survey_sources
+from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.resize import fit_size, place_centred, resize_planes
+from lit_data.io.store.kept import keep_found
 from lit_data.types import IGNORED, Array
 
 _FORMAT: Final = 1  # raised when the same files and options give other pixels
@@ -185,12 +196,14 @@ class ScaledDecoder:
         """
         header = self.decoder.header(source)
         height, width = self.scaling.stored_px((header.height_px, header.width_px))
-        is_mask = isinstance(self.decoder, MaskDecoder)
-        most_px = self.decoder.options.max_pixels if is_mask else self.decoder.read.max_pixels
+        if isinstance(self.decoder, MaskDecoder):
+            key, most_px = "mask_read", self.decoder.options.max_pixels
+        else:
+            key, most_px = "read", self.decoder.read.max_pixels
         if height * width > most_px:
             raise DataError(
                 f"{show_path(source.paths[0])}: scaled to {height} x {width} px it has more than "
-                f"{'mask_read' if is_mask else 'read'}.max_pixels={most_px}: choose a smaller data.scale or size_px"
+                f"{key}.max_pixels={most_px}: choose a smaller data.scale or size_px"
             )
         return header._replace(height_px=height, width_px=width)
 
@@ -212,18 +225,67 @@ class OriginalSizes:
 
     Args:
         scaling: How they were scaled.
-        heights_px: [n] rows of each file.
-        widths_px: [n] columns of each.
+        sizes_px: [n, 2] (height, width) of each file.
     """
 
     scaling: Scaling
-    heights_px: NDArray[np.int64]
-    widths_px: NDArray[np.int64]
+    sizes_px: NDArray[np.int64]
 
     def of(self, number: int) -> Size:
         """Return the (height, width) of the file of an image."""
-        return int(self.heights_px[number]), int(self.widths_px[number])
+        height, width = self.sizes_px[number].tolist()
+        return height, width
 
     def restore(self, number: int, values: Array) -> Array:
         """Bring values of a scaled image back to the size of its file: [C, h, w] to [C, H, W]."""
         return self.scaling.restore(values, self.of(number))
+
+
+def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> NDArray[np.int64]:
+    """Read the sizes that the files of scaled images have from their headers, once for a store.
+
+    Args:
+        bank: The images, or masks, as they were scaled.
+        decoder: Of their files, without scaling.
+        folder: Where they are kept.
+
+    Returns:
+        [n, 2] (height, width) px.
+
+    Raises:
+        DataError: A header is bad.
+    """
+
+    def read() -> dict[str, Array]:
+        sources = [ImageSource((bank.name(number),)) for number in range(len(bank))]
+        survey = survey_sources(sources, decoder, workers=2, on_bad="error", progress=True)
+        return {"height_px": survey.heights_px, "width_px": survey.widths_px}
+
+    sizes = keep_found(folder, bank, (), "sizes", read)
+    return np.stack((sizes["height_px"], sizes["width_px"]), axis=1)
+
+
+def check_mask_sizes(
+    images: tuple[ImageBank, NDArray[np.int64]],
+    masks: tuple[ImageBank, NDArray[np.int64]],
+    of_image: NDArray[np.int64],
+) -> None:
+    """Refuse masks that fit their images only because both were scaled.
+
+    Args:
+        images: All images, with the [n, 2] sizes of their files.
+        masks: The same of masks.
+        of_image: [n] number of the mask of each image; -1 where it has none.
+
+    Raises:
+        DataError: There are some; all of them are listed.
+    """
+    problems = Problems()
+    for image in np.flatnonzero(of_image >= 0).tolist():
+        mask = int(of_image[image])
+        size, mask_size = images[1][image].tolist(), masks[1][mask].tolist()
+        if size != mask_size:
+            turned = " (turned by 90 degrees?)" if size == mask_size[::-1] else ""
+            described = f"{show_path(images[0].name(image))}: {size[0]} x {size[1]}{turned}"
+            problems.add(masks[0].name(mask), f"{mask_size[0]} x {mask_size[1]}, {described}")
+    problems.raise_if_any(f"{len(problems)} masks differ in size from their image (height x width px)")

@@ -131,7 +131,7 @@ def train(episodes: int, rounds: int, seed: int, path: Path, learning_rate: floa
         for number in torch.randperm(episodes, generator=generator).tolist():
             optimizer.zero_grad()
             loss, right = find_loss(net, drawn[number], generator)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             shown.append((float(loss.detach()), right))
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()

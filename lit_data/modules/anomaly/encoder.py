@@ -4,7 +4,7 @@ import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +110,9 @@ class TextureEncoder(nn.Module):
 class _Head(nn.Module):
     """A learned map at each place: what is linear, and a hidden layer beside it."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(inputs))
@@ -119,9 +122,7 @@ class _Head(nn.Module):
 
     @override
     def forward(self, maps: Tensor) -> Tensor:
-        mean: Any = self.mean
-        std: Any = self.std
-        scaled = (maps - mean[:, None, None]) / std[:, None, None]
+        scaled = (maps - self.mean[:, None, None]) / self.std[:, None, None]
         found: Tensor = self.plain(scaled) + self.second(F.relu(self.first(scaled)))
         return found
 

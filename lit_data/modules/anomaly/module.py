@@ -87,7 +87,7 @@ class AnomalyModule(ScoredModule):
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
         self.scores = nn.ModuleDict({f"{stage}_pixels": AnomalyScores(score_fraction=0.0) for stage in ("val", "test")})
-        self.register_load_state_dict_pre_hook(_take_sizes)
+        self.register_load_state_dict_pre_hook(_take_sizes)  # type: ignore[no-untyped-call]
         self.save_hyperparameters("bank_size", "candidates", "quantile", "margin", "smooth_px", "seed")
 
     @override
@@ -104,7 +104,8 @@ class AnomalyModule(ScoredModule):
             )
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         for metric in self.scores.values():
-            metric.kinds = getattr(datamodule, "image_kinds", ())  # type: ignore[assignment]  # of a Metric of ours
+            if isinstance(metric, AnomalyScores):
+                metric.kinds = getattr(datamodule, "image_kinds", ())
 
     @override
     def train(self, mode: bool = True) -> "AnomalyModule":

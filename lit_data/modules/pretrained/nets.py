@@ -304,8 +304,13 @@ def widen_first_layer(net: nn.Module, channels: int) -> None:
 
 
 def _take_channels(layer: nn.Conv2d, channels: int) -> nn.Conv2d:
-    shape: Any = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    other = nn.Conv2d(channels, layer.out_channels, *shape, bias=layer.bias is not None)
+    geometry: dict[str, Any] = {
+        "kernel_size": layer.kernel_size,
+        "stride": layer.stride,
+        "padding": layer.padding,
+        "dilation": layer.dilation,
+    }
+    other = nn.Conv2d(channels, layer.out_channels, bias=layer.bias is not None, **geometry)
     with torch.no_grad():
         other.weight.copy_(fit_channels(layer.weight, channels))
         if layer.bias is not None and other.bias is not None:

@@ -126,13 +126,12 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        scaling = Scaling.of(size_px, scale)
-        self.source: InspectionFiles = InspectionFiles.of(locals())
+        self.source: InspectionFiles = InspectionFiles.of(locals() | {"scaling": Scaling.of(size_px, scale)})
         self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
         self.synthesis, self.classes, self.value_range = synthesis, self.source.classes, value_range
         self._check_options()
         self.augment, self.train_on = augment, train_on
-        self.patch_px, self.stride_px = _choose_grid(scaling, patch_px, stride_px)
+        self.patch_px, self.stride_px = _choose_grid(self.source.scaling, patch_px, stride_px)
         self.sampling = self._choose_sampling(sampling or SamplingOptions())
 
     def build_dataset(self, stage: Stage) -> InspectionDataset:

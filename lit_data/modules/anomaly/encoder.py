@@ -198,8 +198,8 @@ def _find_highest(maps: Tensor) -> Tensor:
 
 
 def blur(maps: Tensor, sigma: float) -> Tensor:
-    """Blur [B, C, H, W] by a Gaussian of 2.5 standard deviations to each side, reflect-padded."""
-    reach, channels = math.ceil(2.5 * sigma), maps.shape[1]
+    """Blur [B, C, H, W] by a Gaussian of at most 2.5 standard deviations to each side, reflect-padded."""
+    reach, channels = math.floor(2.5 * sigma), maps.shape[1]
     if not reach:
         return maps
     places = torch.arange(-reach, reach + 1, device=maps.device, dtype=maps.dtype)

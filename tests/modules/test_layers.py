@@ -125,7 +125,7 @@ def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(fuse
         optimizer = partial(torch.optim.AdamW, lr=0.01, fused=fused)
         module = SegmentationModule(UNet(width=2, depth=1), optimizer=optimizer, schedule="none", baseline=False)
         trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=epochs, **QUIET)
-        trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=True)
+        trainer.fit(module, loader, loader, ckpt_path=checkpoint, weights_only=True)
         return trainer
 
     train(1).save_checkpoint(tmp_path / "new.ckpt")

@@ -109,7 +109,7 @@ def test_sizes_are_checked_before_a_package_is_looked_for(options: dict[str, Any
 
 
 class _Finder(nn.Module):
-    """Calls as torchvision's: a dict of losses in training, a list of dicts in evaluation."""
+    """A detector as torchvision's: a dict of losses in training, a list of dicts in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,8 +120,9 @@ class _Finder(nn.Module):
         if self.training:
             self.targets = targets
             return {"loss_classifier": self.weight + 1, "loss_box_reg": self.weight + 2}
-        boxes, scores = torch.tensor([[0.0, 0, 8, 4], [1, 1, 2, 2]]), torch.tensor([0.2, 0.9])
-        return [{"boxes": boxes, "labels": torch.tensor([1, 2]), "scores": scores} for _ in images]
+        boxes, scores = torch.tensor([[0.0, 0, 8, 4], [1, 1, 2, 2], [1, 1, 2, 2]]), torch.tensor([0.2, 0.9, 0.8])
+        labels = torch.tensor([1, 2, 0])  # 0 is the background, of which there are no objects
+        return [{"boxes": boxes, "labels": labels, "scores": scores} for _ in images]
 
 
 def _batch() -> dict[str, Tensor]:

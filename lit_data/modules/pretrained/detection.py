@@ -180,7 +180,8 @@ class TorchvisionDetectionModule(DetectionModule):
         objects = []
         for answer in self(images):
             order = answer["scores"].argsort(descending=True, stable=True)
-            order = order[answer["scores"][order] > score_threshold]
+            # FCOS and RetinaNet score label 0 too, which no target has.
+            order = order[(answer["scores"][order] > score_threshold) & (answer["labels"][order] > 0)]
             boxes, scores = answer["boxes"][order].float(), answer["scores"][order].float()
             objects.append({"boxes": boxes, "scores": scores, "classes": answer["labels"][order] - 1})
         return objects

@@ -132,7 +132,11 @@ class AMP(L.Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self.precision == "auto" and _sets_precision(trainer):
+        is_met = self.precision == "auto" or (self.precision, trainer.precision) == (
+            "fp32",
+            "32-true",
+        )  # FSDP's own plugin
+        if is_met and _sets_precision(trainer):
             self._plugin = None
             rank_zero_info(f"AMP: left to Trainer(precision={trainer.precision!r})")
             return

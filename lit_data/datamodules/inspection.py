@@ -129,8 +129,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         self.source: InspectionFiles = InspectionFiles.of(locals() | {"scaling": Scaling.of(size_px, scale)})
         self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
         self.synthesis, self.classes, self.value_range = synthesis, self.source.classes, value_range
-        self._check_options()
         self.augment, self.train_on = augment, train_on
+        self._check_options()
         self.patch_px, self.stride_px = _choose_grid(self.source.scaling, patch_px, stride_px)
         self.sampling = self._choose_sampling(sampling or SamplingOptions())
 

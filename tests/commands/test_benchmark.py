@@ -142,7 +142,7 @@ def test_batches_of_any_kind_are_measured(tmp_path: Path, experiment: str, mode:
 
 def test_each_callback_is_measured_and_said_in_a_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     metrics, _ = run("+benchmark=callbacks", "callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu")
-    names = {"data_wait", "memory", "adaptive", "digest", "interrupt", "empty_cache", "all"}
+    names = {"data_wait", "memory", "adaptive", "amp", "digest", "interrupt", "empty_cache", "all"}
     assert {key.removesuffix("_us") for key in metrics if key.endswith("_us")} - {"step"} == names
     assert metrics["all_share_of_5_ms"] == pytest.approx(metrics["all_us"] / 5000)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.split(" ")[0] in names]

@@ -94,8 +94,8 @@ def test_a_run_goes_on_with_the_bank_it_had(tmp_path: Path) -> None:
 def test_wrong_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = _write(tmp_path / "good", 8)
     (tmp_path / "no.pt").write_bytes(b"no weights")
-    _run(tmp_path, "fit", f"data.root={root}", f"model.net.weights={tmp_path}/no.pt", code=3)
-    assert "no.pt holds no weights that can be read" in capsys.readouterr().err
+    _run(tmp_path, "fit", f"data.root={root}", f"model.net.weights={tmp_path}/no.pt", code=4)
+    assert "no.pt is no checkpoint that can be read" in capsys.readouterr().err
     words = ["data.samples={count: 16, size_px: [96, 96]}", "data.train_on=all"]
     _run(tmp_path, "fit", *words, code=2)
     assert "training images show defects" in capsys.readouterr().err

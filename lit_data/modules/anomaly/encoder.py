@@ -1,8 +1,6 @@
 """Encoders for anomaly detection: from images to maps of features at a few scales."""
 
 import math
-import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, StoreError
+from lit_data.modules.weights import load_weights_file, read_weights
 
 _DEFAULT_WEIGHTS: Final = Path(__file__).with_name("encoder.pt")
-_MOST_BYTES: Final = 2**32
 _ANGLES: Final = 6
 _LEVELS: Final = 4
 _FLOOR: Final = 0.05  # in standard deviations of the image: weaker responses are noise
@@ -37,7 +35,8 @@ class TextureEncoder(nn.Module):
 
     Raises:
         ConfigError: A width is not positive.
-        StoreError: The file is none of weights of this encoder.
+        DataError: The weights are no file.
+        StoreError: The file does not hold all weights of this encoder.
     """
 
     stride_px = 8
@@ -49,8 +48,13 @@ class TextureEncoder(nn.Module):
             raise ConfigError(f"net.width={width}, net.hidden={hidden}: need at least 1 of each")
         self.register_buffer("kernels", _make_gabor_pairs(), persistent=False)
         self.fine, self.coarse = (_Head(count, hidden, width) for count in _count_channels())
-        if weights is not None:
-            load_weights_file(self, _DEFAULT_WEIGHTS if weights == "default" else Path(weights))
+        if weights == "default":
+            self.load_state_dict(read_weights(_DEFAULT_WEIGHTS))
+        else:
+            taken = load_weights_file(self, weights)
+            lacking = sorted(self.state_dict().keys() - set(taken.taken)) if taken else []
+            if lacking:  # nothing trains them
+                raise StoreError(f"{weights} does not hold all weights of TextureEncoder: {', '.join(lacking)} lack")
 
     @override
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -125,43 +129,6 @@ class _Head(nn.Module):
         scaled = (maps - self.mean[:, None, None]) / self.std[:, None, None]
         found: Tensor = self.plain(scaled) + self.second(F.relu(self.first(scaled)))
         return found
-
-
-def load_weights_file(net: nn.Module, path: Path) -> None:
-    """Give an encoder the weights of a file: a state dict, or a checkpoint that holds one under ``state_dict``.
-
-    Only plain data is unpickled.
-
-    Args:
-        net: The encoder.
-        path: The file.
-
-    Raises:
-        StoreError: The file does not exist, is damaged, holds more than data, or weights of another net.
-    """
-    if not path.is_file():
-        raise StoreError(f"model.net.weights={path} is not a file: give that of a state dict, or default")
-    if path.stat().st_size > _MOST_BYTES:
-        raise StoreError(f"{path} has {path.stat().st_size} bytes, more than the {_MOST_BYTES} that weights may have")
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
-        raise StoreError(f"{path} holds no weights that can be read: damaged, or more than data") from error
-    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"{path} holds no weights that can be read: {reason}") from error
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise StoreError(f"{path} holds no state dict: it must map names to tensors")
-    bad = [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]
-    if bad:
-        raise StoreError(f"{path} holds values that are not finite in {len(bad)} weights, first in {bad[0]}")
-    try:
-        net.load_state_dict({name: value.float() for name, value in found.items()})
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise StoreError(f"{path} does not hold weights of {type(net).__name__}: {reason}") from error
 
 
 def _make_gabor_pairs() -> Tensor:

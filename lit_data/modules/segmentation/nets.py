@@ -30,6 +30,8 @@ class UNet(nn.Module):
         width: Channels at full resolution; each scale has twice those of the finer one.
         depth: How often the resolution is halved.
         prior: Expected share of each class, the output of the untrained net; of all names together.
+        standardise: Brings each channel to mean 0 and standard deviation 1 first, by running statistics of what trains.
+            The zeros that convolutions pad with are then the mean, not black, which looks like the edge of a part.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
@@ -44,6 +46,7 @@ class UNet(nn.Module):
         width: int = 16,
         depth: int = 3,
         prior: float = 0.1,
+        standardise: bool = False,
         weights: PathText | None = None,
     ) -> None:
         super().__init__()
@@ -56,6 +59,7 @@ class UNet(nn.Module):
             )
         self.depth = depth
         widths = [width * 2**scale for scale in range(depth + 1)]
+        self.standardise = nn.BatchNorm2d(channels, affine=False) if standardise else nn.Identity()
         self.stem = _convolve_twice(channels, width)
         pairs = list(pairwise(widths))
         self.down = nn.ModuleList(_convolve_twice(fine, coarse, stride=2) for fine, coarse in pairs)
@@ -80,7 +84,7 @@ class UNet(nn.Module):
         height, width = images.shape[-2:]
         step = 2**self.depth
         padded = F.pad(images, (0, -width % step, 0, -height % step), mode="replicate")
-        features: Tensor = self.stem(padded.contiguous(memory_format=torch.channels_last))
+        features: Tensor = self.stem(self.standardise(padded.contiguous(memory_format=torch.channels_last)))
         sides = []
         for layer in self.down:
             sides.append(features)

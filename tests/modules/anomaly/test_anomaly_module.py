@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lit_data.errors import ConfigError, StoreError
+from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.modules import AnomalyModule, TextureEncoder
 from lit_data.testing import QUIET
 
@@ -176,22 +176,23 @@ def test_a_file_of_weights_is_checked(tmp_path: Path, monkeypatch: pytest.Monkey
     torch.save({"state_dict": good}, "good.pt")
     assert torch.equal(TextureEncoder("good.pt").fine.plain.weight, good["fine.plain.weight"])
     torch.save(_Trap(), "trap.pt")
-    torch.save({**good, "more": torch.zeros(1)}, "more.pt")
+    torch.save({name: value for name, value in good.items() if name != "fine.mean"}, "less.pt")
     torch.save({**good, "fine.plain.bias": torch.full((48,), torch.nan)}, "nan.pt")
     torch.save([1, 2], "list.pt")
     Path("half.pt").write_bytes(Path("good.pt").read_bytes()[:5000])
     Path("empty.pt").touch()
     for name, message in {
-        "none.pt": "is not a file",
         "trap.pt": "more than data",
-        "more.pt": "does not hold weights of TextureEncoder",
-        "nan.pt": "not finite in 1 weights, first in fine.plain.bias",
-        "list.pt": "no state dict",
-        "half.pt": "no weights that can be read",
-        "empty.pt": "no weights that can be read",
+        "less.pt": "does not hold all weights of TextureEncoder: fine.mean lack",
+        "nan.pt": "NaN",
+        "list.pt": "is no checkpoint",
+        "half.pt": "is no checkpoint that can be read",
+        "empty.pt": "is no checkpoint that can be read",
     }.items():
         with pytest.raises(StoreError, match=message):
             TextureEncoder(name)
+    with pytest.raises(DataError, match=r"none\.pt is not a file"):
+        TextureEncoder("none.pt")
     assert not Path("trap").exists()
-    with pytest.raises(StoreError, match="does not hold weights"):
+    with pytest.raises(StoreError, match="does not hold all weights"):
         TextureEncoder("good.pt", width=20)

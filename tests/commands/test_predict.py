@@ -81,7 +81,7 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain: dict[str, Any] = {"false_alarms_per_patch": None, "baseline": False}
-    model = SegmentationModule(UNet(width=2, depth=1), anomaly_scores=True, **plain)
+    model = SegmentationModule(UNet(width=2, depth=1, standardise=True), anomaly_scores=True, **plain)
     model.image_threshold.fill_(0.0)
     model.image_threshold_fraction.fill_(0.01)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "judge.ckpt")
@@ -104,7 +104,7 @@ def test_the_size_of_images_is_taken_from_the_checkpoint_unless_it_is_typed(
     (tmp_path / "set").mkdir()
     cv2.imwrite(str(tmp_path / "set" / "1.png"), np.zeros((40, 60), np.uint8))
     torch.manual_seed(0)
-    model = SegmentationModule(UNet(width=2, depth=1), baseline=False, anomaly_scores=True)
+    model = SegmentationModule(UNet(width=2, depth=1, standardise=True), baseline=False, anomaly_scores=True)
     state = {"state_dict": model.state_dict()}
     ckpt = tmp_path / "model.ckpt"
     places = [f"data.root={tmp_path}/set", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]

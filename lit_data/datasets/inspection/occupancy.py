@@ -2,7 +2,7 @@
 
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,23 +77,7 @@ class PartialMasks:
         return self.bank.name(number) if number >= 0 else self._images.name(int(self._chosen[index]))
 
 
-class Occupancy(NamedTuple):
-    """The patches of a set that show a defect, one row for each class in each patch.
-
-    Attributes:
-        patch: [M] ascending number among the patches of all images.
-        kind: [M] number of the class.
-        y: [M] row in its image of a pixel of it, px.
-        x: [M] its column.
-    """
-
-    patch: Ints
-    kind: Ints
-    y: Ints
-    x: Ints
-
-
-def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) -> Occupancy:
+def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) -> Ints:
     """Find the patches that show a defect; each mask is read once.
 
     Args:
@@ -101,12 +85,16 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
         grid: Of all images.
         folder: Where what was found is kept for the next run; None keeps nothing.
 
+    Returns:
+        [M] ascending numbers of patches.
+
     Raises:
         StoreError: The folder cannot be written.
     """
     about = (masks.of_image, masks.numbers, *_describe(grid))
-    kept = keep_found(folder, masks.bank, about, "occupancy", lambda: _find_rows(masks, grid))
-    return Occupancy(*(kept[name] for name in Occupancy._fields))
+    kept = keep_found(folder, masks.bank, about, "occupancy", lambda: _find_rows(masks, grid), version=2)
+    patches: Ints = kept["patch"]
+    return patches
 
 
 def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | None) -> Ints:
@@ -153,34 +141,24 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
 
 
 def _find_rows(masks: PartialMasks, grid: PatchGrid) -> dict[str, Ints]:
-    rows: list[tuple[int, int, int, int]] = []
+    patches: list[int] = []
     marked = np.flatnonzero(masks.of_image >= 0).tolist()
     for image in track(marked, "finding patches with a defect", len(marked)):
-        mask = masks[image][0]
-        shows = is_defect(mask)
+        shows = is_defect(masks[image][0])
         if shows.any():
-            rows += _find_rows_of(mask, shows, image, grid)
-    table = np.array(rows, np.int64).reshape(-1, 4)
-    return {name: table[:, column] for column, name in enumerate(Occupancy._fields)}
+            patches += _find_rows_of(shows, image, grid)
+    return {"patch": np.array(patches, np.int64)}
 
 
-def _find_rows_of(
-    mask: Array, shows: NDArray[np.bool_], image: int, grid: PatchGrid
-) -> list[tuple[int, int, int, int]]:
+def _find_rows_of(shows: NDArray[np.bool_], image: int, grid: PatchGrid) -> list[int]:
     height, width = grid.patch_px
     low_y, high_y = np.flatnonzero(shows.any(1))[[0, -1]]
     low_x, high_x = np.flatnonzero(shows.any(0))[[0, -1]]
     patches = np.array(grid.patches_of(image))
     _, y, x = grid.locate(patches)
     near = (y <= high_y) & (y + height > low_y) & (x <= high_x) & (x + width > low_x)
-    rows = []
-    for patch, top, left in zip(patches[near].tolist(), y[near].tolist(), x[near].tolist(), strict=True):
-        part = mask[top : top + height, left : left + width]
-        for kind in np.unique(part[shows[top : top + height, left : left + width]]).tolist():
-            places = np.flatnonzero(part == kind)
-            down, right = divmod(int(places[len(places) // 2]), part.shape[1])
-            rows.append((patch, kind, top + down, left + right))
-    return rows
+    places = zip(patches[near].tolist(), y[near].tolist(), x[near].tolist(), strict=True)
+    return [patch for patch, top, left in places if shows[top : top + height, left : left + width].any()]
 
 
 def _find_flat(bank: ImageBank, grid: PatchGrid, least: float) -> Ints:

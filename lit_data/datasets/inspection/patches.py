@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
 from lit_data.datasets.inspection.objects import PICKS, MaskObjects, ObjectPool, find_objects, split_by_kind
-from lit_data.datasets.inspection.occupancy import Occupancy, PartialMasks, find_blank, find_occupancy, is_defect
+from lit_data.datasets.inspection.occupancy import PartialMasks, find_blank, find_occupancy, is_defect
 from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
 from lit_data.errors import ConfigError
 from lit_data.grid import Axis, PatchGrid
@@ -75,8 +75,8 @@ class Sampling:
         options: Which patches are wanted.
         classes: Names of the classes, which are numbered from 1.
         image_kinds: Kind of each image of the dataset; empty where nothing says it.
-        occupancy: The patches of all images that show a defect; needed for `positives`, for defects that are pasted,
-            and where blank patches are left out.
+        occupancy: Numbers of the patches that show a defect among those of all images; needed for `positives`, for
+            defects that are pasted, and where blank patches are left out.
         objects: The objects of all images; needed for `positives`.
         blank: Numbers of the blank patches among those of all images.
         seed: Of the choice and of the places.
@@ -88,7 +88,7 @@ class Sampling:
     options: SamplingOptions = field(default_factory=SamplingOptions)
     classes: Sequence[str] = ()
     image_kinds: Sequence[str] = ()
-    occupancy: Occupancy | None = None
+    occupancy: Ints | None = None
     objects: MaskObjects | None = None
     blank: Ints | None = None
     seed: int = 0
@@ -146,7 +146,7 @@ class InspectionDataset(StripeDataset):
         super().__init__(*args, **options)
         sampling = sampling or Sampling()
         self._pools, self._pool_ends = self._find_pools(sampling)
-        defective, blank = self._find_defective(sampling), self._find_blank(sampling)
+        defective, blank = self._mark(sampling.occupancy), self._mark(sampling.blank)
         self._donors = np.flatnonzero(defective if sampling.options.paste is not None else ())
         self._leaves_out = sampling.blank is not None
         # Where no sample is drawn around an object, a patch that shows one is as good as any, blank or not.
@@ -215,13 +215,11 @@ class InspectionDataset(StripeDataset):
         return self._others[indices] if self._leaves_out and not self._pools else indices
 
     def _place_around(self, pixels: MaskObjects, draws: NDArray[np.float64]) -> Ints:
-        """Place each sample so that it shows a pixel; [5, M] as the rows of `_place`."""
-        image, grid = pixels.image, self.grid
+        """Place each sample so that it shows a pixel of an object of a pool; [5, M] as the rows of `_place`."""
+        image, grid = self.images[pixels.image], self.grid
         y = _start_around(pixels.y, draws[:, 0], grid.heights_px[image], grid.patch_px[0])
         x = _start_around(pixels.x, draws[:, 1], grid.widths_px[image], grid.patch_px[1])
-        order = np.argsort(self.images)
-        split_image = order[np.searchsorted(self.images, image, sorter=order)]
-        return np.stack((split_image, grid.nearest(image, y, x), image, y, x))
+        return np.stack((pixels.image, grid.nearest(image, y, x), image, y, x))
 
     def _paste(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         """Paste defects of other patches into samples that show none."""
@@ -240,7 +238,10 @@ class InspectionDataset(StripeDataset):
             paste_defect(rows["image"][row], rows["mask"][row], donor[turn], donor_mask[turn])
 
     def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], NDArray[np.float64]]:
-        """Return the pools of objects, and where in [0, 1) the part of each ends in the draw that chooses one."""
+        """Return the pools of objects, and where in [0, 1) the part of each ends in the draw that chooses one.
+
+        Images have their numbers in the split there.
+        """
         pools: list[ObjectPool] = []
         fractions: list[float] = []
         if sampling.objects is None:
@@ -258,18 +259,12 @@ class InspectionDataset(StripeDataset):
                     f"{repr(class_name) if class_name else 'a defect'}: are the masks right? Set "
                     "data.sampling.positives=null, or other data.splits"
                 )
-            pools += [ObjectPool(objects) for objects in kinds]
+            pools += [ObjectPool(objects._replace(image=self._number_images(objects.image))) for objects in kinds]
             fractions += [fraction / len(kinds)] * len(kinds)
         return pools, np.cumsum(fractions)
 
-    def _find_defective(self, sampling: Sampling) -> NDArray[np.bool_]:
-        """Return for each patch of the split whether it shows a defect; none where that does not matter."""
-        return self._mark(None if sampling.occupancy is None else sampling.occupancy.patch)
-
-    def _find_blank(self, sampling: Sampling) -> NDArray[np.bool_]:
-        return self._mark(sampling.blank)
-
     def _mark(self, patches: Ints | None) -> NDArray[np.bool_]:
+        """Return for each patch of the split whether it is among some patches of all images."""
         is_marked = np.zeros(super().__len__(), np.bool_)
         if patches is not None:
             is_marked[self._number(patches)] = True
@@ -286,9 +281,13 @@ class InspectionDataset(StripeDataset):
         counts = np.cumsum(self.grid.rows * self.grid.columns)
         image = np.searchsorted(counts, patches, side="right")
         rows = np.isin(image, self.images)
-        place = np.argsort(self.images)[np.searchsorted(np.sort(self.images), image[rows])]
-        numbers: Ints = patches[rows] - self._shifts[place]
+        numbers: Ints = patches[rows] - self._shifts[self._number_images(image[rows])]
         return numbers
+
+    def _number_images(self, images: Ints) -> Ints:
+        """Return the numbers in this split of images of the bank, all of which are of it."""
+        order = np.argsort(self.images)
+        return order[np.searchsorted(self.images, images, sorter=order)]
 
 
 def _move(start: Ints, draws: NDArray[np.float64], length_px: Ints, axis: Axis) -> Ints:

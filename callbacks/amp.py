@@ -132,11 +132,8 @@ class AMP(L.Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        is_met = self.precision == "auto" or (self.precision, trainer.precision) == (
-            "fp32",
-            "32-true",
-        )  # FSDP's own plugin
-        if is_met and _sets_precision(trainer):
+        is_float32_already = self.precision == "fp32" and trainer.precision == "32-true"  # as FSDP's own plugin is
+        if (self.precision == "auto" or is_float32_already) and _sets_precision(trainer):
             self._plugin = None
             rank_zero_info(f"AMP: left to Trainer(precision={trainer.precision!r})")
             return

@@ -55,7 +55,10 @@ class EMA(L.Callback):
                 f"EMA: {type(trainer.strategy).__name__} spreads the weights over the ranks, and none of them could "
                 "average them: set callbacks.ema=null"
             )
-        self._step_count, self._restored, self._average, self._shows_average = 0, {}, {}, False
+        self._step_count = 0
+        self._restored = {}
+        self._average = {}
+        self._shows_average = False
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -179,7 +179,7 @@ class InspectionDataset(StripeDataset):
     @override
     def describe_sample(self, index: int) -> str:
         if self.sampling.options.positives is None and not self.sampling.options.random_places:
-            return super().describe_sample(int(self._others[index]) if self._leaves_out else index)
+            return super().describe_sample(int(self._number_kept(np.array([index]))[0]))
         return f"sample {index}, whose patch is chosen anew in each epoch"
 
     @override
@@ -193,6 +193,8 @@ class InspectionDataset(StripeDataset):
 
     @override
     def _place(self, indices: Ints, epoch: int) -> tuple[Ints, ...]:
+        if not self._pools and not self.sampling.options.random_places:  # nothing is drawn
+            return self._locate(self._number_kept(indices))
         words = random_words(self.sampling.seed, Stream.POSITIVES, indices, epoch, 4 + PICKS)
         draws = words.astype(np.float64) * 2.0**-32  # pool, patch, y, x; image, object and pixel of a positive
         split_image, index, image, y, x = self._locate(self._choose_patches(indices, draws[:, 1]))
@@ -208,11 +210,17 @@ class InspectionDataset(StripeDataset):
             placed[:, rows] = self._place_around(pool.pick(draws[rows, 4:]), draws[rows, 2:4])
         return tuple(placed)
 
+    def _number_kept(self, indices: Ints) -> Ints:
+        """Return the patch of each sample where each patch that is not left out is taken once."""
+        return self._others[indices] if self._leaves_out else indices
+
     def _choose_patches(self, indices: Ints, draws: NDArray[np.float64]) -> Ints:
         """Return the patch of each sample, were none of them a positive."""
-        if self._pools and len(self._others):
-            return self._others[(draws * len(self._others)).astype(np.int64)]
-        return self._others[indices] if self._leaves_out and not self._pools else indices
+        if not self._pools:
+            return self._number_kept(indices)
+        if not len(self._others):  # then all of them are
+            return indices
+        return self._others[(draws * len(self._others)).astype(np.int64)]
 
     def _place_around(self, pixels: MaskObjects, draws: NDArray[np.float64]) -> Ints:
         """Place each sample so that it shows a pixel of an object of a pool; [5, M] as the rows of `_place`."""

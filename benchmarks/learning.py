@@ -56,28 +56,33 @@ class LearningSuite(Suite):
                 f"suite.root={self.root} has no splits.csv: make it by python -m benchmarks.learning_sets"
             )
         test_folder = _copy_test_images(root, folder / "test")
-        runners = {"plain": _run_plain, "ours": self._run_ours}
-        lines = []
-        for seconds, way in product(self.seconds, self.ways):
-            runs = []
-            for seed in self.seeds:
-                out = folder / f"{way}_{seconds}_{seed}"
-                runners[way](root, test_folder, seconds, seed, out)
-                runs.append(score_maps(out / "maps", root))
-            lines.append({"way": way, "seconds": seconds, "runs": len(runs)} | _summarise(runs))
+        runners = {"plain": self._run_plain, "ours": self._run_ours}
+        runs: dict[tuple[int, str], list[dict[str, float]]] = {key: [] for key in product(self.seconds, self.ways)}
+        lines: list[dict[str, Any]] = []
+        for seed, way in product(self.seeds, self.ways):
+            out = folder / f"{way}_{seed}"
+            runners[way](root, test_folder, seed, out)
+            for seconds in self.seconds:
+                runs[seconds, way].append(score_maps(out / str(seconds) / "maps", root))
+            done = {key: values for key, values in runs.items() if values}
+            lines = [
+                {"way": way, "seconds": seconds, "runs": len(values)} | _summarise(values)
+                for (seconds, way), values in done.items()
+            ]
             report_lines(lines, COLUMNS, folder, f"{root.name}: after equal time of training")
         return collect([line | {"way": f"{line['way']}_{line['seconds']}"} for line in lines], COLUMNS)
 
-    def _run_ours(self, root: Path, test_folder: Path, seconds: int, seed: int, out: Path) -> None:
+    def _run_ours(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
         words = ["+experiment=inspection", *self.overrides, f"seed={seed}"]
-        fit = [f"data.root={root}", f"data.splits={root / 'splits.csv'}", f"trainer.max_time={{seconds:{seconds}}}"]
-        _call("lit_data", "fit", *words, *fit, "trainer.max_epochs=-1", "report=false", f"hydra.run.dir={out / 'fit'}")
-        ckpt = f"ckpt={out / 'fit/checkpoints/best.ckpt'}"
-        _call("lit_data", "predict", *words, f"data.root={test_folder}", ckpt, f"hydra.run.dir={out}")
+        data = [f"data.root={root}", f"data.splits={root / 'splits.csv'}"]
+        for seconds in self.seconds:
+            run, length = out / f"{seconds}/fit", [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"]
+            _call("lit_data", "fit", *words, *data, *length, "report=false", f"hydra.run.dir={run}")
+            predict = [f"data.root={test_folder}", f"ckpt={run / 'checkpoints/best.ckpt'}"]
+            _call("lit_data", "predict", *words, *predict, f"hydra.run.dir={out / str(seconds)}")
 
-
-def _run_plain(root: Path, test_folder: Path, seconds: int, seed: int, out: Path) -> None:
-    _call("benchmarks.plain_masks", str(root / "splits.csv"), str(root), str(seconds), str(seed), str(out))
+    def _run_plain(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
+        _call("benchmarks.plain_masks", str(root / "splits.csv"), str(root), str(seed), str(out), *map(str, self.seconds))
 
 
 def _call(module: str, *words: str) -> None:

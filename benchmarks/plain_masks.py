@@ -1,4 +1,4 @@
-"""A training script as people write it: ``python -m benchmarks.plain_masks SPLITS ROOT SECONDS SEED OUT``.
+"""A training script as people write it: ``python -m benchmarks.plain_masks SPLITS ROOT SEED OUT SECONDS...``.
 
 A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice over the batch,
 crops around random defect pixels, flips. Imports nothing of lit_data but the net, so that both train the same one.
@@ -41,8 +41,22 @@ def crop(image: np.ndarray, mask: np.ndarray, around_defect: bool, rng: np.rando
     return image[patch][flip], mask[patch][flip]
 
 
-def main(splits: Path, root: Path, seconds: float, seed: int, out: Path) -> None:
-    """Train for some seconds, then write a map of each test image (16 bit, 65535 is probability 1)."""
+def predict(net: UNet, images: list[tuple[str, np.ndarray]], folder: Path) -> None:
+    """Write a map of each image (16 bit, 65535 is probability 1)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    net.eval()
+    for stem, image in images:
+        with torch.no_grad():
+            probability = net(torch.from_numpy(image)[None, None])[0, 0].sigmoid().double().numpy()
+        cv2.imwrite(str(folder / f"{stem}.png"), (probability * 65535).round().astype(np.uint16))
+    net.train()
+
+
+def main(splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> None:
+    """Train, and write maps of the test images after each of some times in seconds, to ``OUT/SECONDS/maps``.
+
+    The rate is constant, so a shorter run is the beginning of a longer one.
+    """
     with splits.open(newline="") as file:
         rows = list(csv.DictReader(file))
     train = [read(root, row["image"]) for row in rows if row["split"] == "train"]
@@ -53,8 +67,9 @@ def main(splits: Path, root: Path, seconds: float, seed: int, out: Path) -> None
     torch.manual_seed(seed)
     net = UNet(channels=1)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    began, steps = time.monotonic(), 0
-    while time.monotonic() - began < seconds:
+    trained_s, steps = 0.0, 0
+    while times:
+        began = time.monotonic()
         numbers = [rng.choice(defective) if n < BATCH // 2 else rng.integers(len(train)) for n in range(BATCH)]
         patches = [crop(*train[number], n < BATCH // 2, rng) for n, number in enumerate(numbers)]
         images = torch.from_numpy(np.stack([image for image, _ in patches])[:, None])
@@ -67,17 +82,12 @@ def main(splits: Path, root: Path, seconds: float, seed: int, out: Path) -> None
         loss.backward()
         optimizer.step()
         steps += 1
-    print(f"steps {steps}")
-    net.eval()
-    for row in rows:
-        if row["split"] == "test":
-            image, _ = read(root, row["image"])
-            with torch.no_grad():
-                logits = net((torch.from_numpy(image)[None, None] - mean) / deviation)
-            path = out / "maps" / f"{Path(row['image']).stem}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(path), (logits[0, 0].sigmoid().double().numpy() * 65535).round().astype(np.uint16))
+        trained_s += time.monotonic() - began
+        if trained_s >= times[0]:
+            print(f"steps {steps}")
+            test = [(Path(row["image"]).stem, read(root, row["image"])[0]) for row in rows if row["split"] == "test"]
+            predict(net, [(stem, (image - mean) / deviation) for stem, image in test], out / str(times.pop(0)) / "maps")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sorted(map(int, sys.argv[5:])))

@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 
 _MEASURED_PX: Final = 256  # of the tile by which it is measured how far a net sees
-_FEW_SIZES: Final = 4
 
 
 class ProbabilityNet(nn.Module):
@@ -157,7 +156,6 @@ def open_predictor(
     on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
     lanes = options.lanes or _choose_lanes(options, device)
     batch_size = options.batch_size or _choose_batch_size(options, lanes, on_cpu=on_cpu)
-    few = images.count_sizes() <= _FEW_SIZES
     # Compiled for tiles of one size, to which smaller ones are filled up in any case.
     round_px = max(options.tile_sides_px) if options.quantise == "static" else options.round_px
     return TiledPredictor(
@@ -167,7 +165,7 @@ def open_predictor(
         blend=options.blend,
         margin_px=options.margin_px,
         multiple_px=options.multiple_px,
-        round_px=1 if round_px is None and few else round_px,
+        round_px=round_px,
         batch_size=batch_size,
         min_batch_size=options.min_batch_size,
         max_batch_size=options.max_batch_size,

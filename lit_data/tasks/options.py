@@ -65,7 +65,7 @@ class PredictOptions:
         count: Images that a generative model makes; `None`: 64.
         large_px: Images of more pixels are predicted through a temporary file.
         overlap_px: Pixels that tiles share; `None`: as the net's receptive field asks for, at most half a tile.
-        round_px: `None`: 1 where images have few sizes, else as `TiledPredictor` chooses.
+        round_px: Short sides are reflected up to a multiple of it; 1 shows the net the edges as training did.
         batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1 in each of several
             lanes, or 4, and 16 elsewhere.
         min_batch_size: If so many do not fit into memory, the run ends.
@@ -97,7 +97,7 @@ class PredictOptions:
     blend: Blend = "constant"
     margin_px: int | None = None
     multiple_px: int = 16
-    round_px: int | None = None
+    round_px: int = 1
     batch_size: int | None = None
     min_batch_size: int = 1
     max_batch_size: int | None = None

@@ -72,10 +72,6 @@ class WholeImages:
         """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
         return self.restore(number, self.bank[number])
 
-    def count_sizes(self) -> int:
-        """How many different sizes there are."""
-        return len(np.unique(np.stack((self.bank.heights_px, self.bank.widths_px)), axis=1).T)
-
     def exceed(self, size_px: tuple[int, int]) -> bool:
         """Whether any image is higher or wider."""
         return bool((self.bank.heights_px > size_px[0]).any() or (self.bank.widths_px > size_px[1]).any())

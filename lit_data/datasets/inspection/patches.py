@@ -298,20 +298,21 @@ class InspectionDataset(StripeDataset):
         return order[np.searchsorted(self.images, images, sorter=order)]
 
 
+# Places beyond the image's edge are brought back to it: patches at the edge are then common, as they are in validation,
+# and pixels near it are shown as often as others.
+
+
 def _move(start: Ints, draws: NDArray[np.float64], length_px: Ints, axis: Axis) -> Ints:
-    """Return starts moved by up to half a stride within the image."""
-    low = np.maximum(start - axis.stride_px // 2, 0)
-    high = np.minimum(start + axis.stride_px // 2, length_px - axis.patch_px)
-    moved: Ints = low + (draws * (high - low + 1)).astype(np.int64)
-    return moved
+    """Return starts moved by up to half a stride."""
+    half_px = axis.stride_px // 2
+    moved = start + (draws * (2 * half_px + 1)).astype(np.int64) - half_px
+    return moved.clip(0, length_px - axis.patch_px)
 
 
 def _start_around(pixel: Ints, draws: NDArray[np.float64], length_px: Ints, side_px: int) -> Ints:
-    """Return starts of patches that hold a pixel, each place in the image alike often."""
-    low = np.maximum(pixel - side_px + 1, 0)
-    high = np.minimum(pixel, length_px - side_px)
-    start: Ints = low + (draws * (high - low + 1)).astype(np.int64)
-    return start
+    """Return starts of patches that hold a pixel, which may lie anywhere in the patch."""
+    start = pixel - (draws * side_px).astype(np.int64)
+    return start.clip(0, length_px - side_px)
 
 
 def paste_defect(image: Array, mask: Array, donor: Array, donor_mask: Array) -> None:

@@ -82,7 +82,8 @@ class LearningSuite(Suite):
             _call("lit_data", "predict", *words, *predict, f"hydra.run.dir={out / str(seconds)}")
 
     def _run_plain(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
-        _call("benchmarks.plain_masks", str(root / "splits.csv"), str(root), str(seed), str(out), *map(str, self.seconds))
+        words = [root / "splits.csv", root, seed, out, *self.seconds]
+        _call("benchmarks.plain_masks", *map(str, words))
 
 
 def _call(module: str, *words: str) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints that a command begins with: which one, whether it can be trusted, and what is taken of it."""
 
-import inspect
 import logging
 import traceback
 from collections.abc import Iterator, Mapping
@@ -10,16 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import lightning as L
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 from torch import Tensor
 
-from lit_data.commands.configuration.locate import resolve_target
-from lit_data.commands.configuration.targets import allowed_names, trusted_names
-from lit_data.commands.session import find_typed
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
-from lit_data.grid import pair_px
 from lit_data.modules.weights import read_checkpoint
-from lit_data.tasks.base import find_task_of
 
 log = logging.getLogger(__name__)
 
@@ -31,66 +25,25 @@ _RESTORING: Final = "trainer.connectors.checkpoint_connector"
 
 
 def find_checkpoint(cfg: DictConfig) -> Path:
-    """The checkpoint `cfg.ckpt`: a path, or `best` or `last`, the newest of that name; null stands for `best`.
+    """The checkpoint `cfg.ckpt`: a path, or `best` or `last` of `cfg.run`, the newest of that name; null: `best`.
 
     Raises:
-        ConfigError: `cfg.ckpt` is no text, or empty.
-        DataError: The file does not exist, or there is none to choose.
+        ConfigError: `cfg.ckpt` or `cfg.run` is no text, or empty, or a path is given along with a run.
+        DataError: The file or the run does not exist, or there is none to choose.
     """
+    run = cfg.get("run")
+    if run is not None and (not isinstance(run, str) or not run):
+        raise ConfigError(f"run={run!r}: give latest, or the folder of a run")
     if cfg.ckpt not in (None, *_NAMED):
+        if run is not None:
+            raise ConfigError(f"run={run} and ckpt={cfg.ckpt}: give one of them, or ckpt=best or last")
         return _check_checkpoint(cfg.ckpt)
-    folder = Path(cfg.paths.runs) / "fit" / cfg.name
-    return _choose_newest(folder, f"**/checkpoints/{cfg.ckpt or 'best'}.ckpt")
-
-
-def take_trained_options(cfg: DictConfig, checkpoint: Path) -> None:
-    """Let `cfg.data` have the options that a checkpoint was trained with, such as the size of images.
-
-    Only those that the task of the datamodule names as `trained_data`, and only where none of them was chosen: typed,
-    or set to something else than the default of the class. Checkpoints that hold none leave all as it is.
-
-    Raises:
-        StoreError: The file is no checkpoint, or holds options that are none.
-    """
-    kind = resolve_target(cfg.data._target_, "data", allowed_names(), trusted_names())
-    arguments = inspect.signature(kind).parameters  # a datamodule of the user's own may have none of these options
-    names = [name for name in find_task_of(kind).trained_data if name in arguments]
-    if not names or checkpoint.is_dir():
-        return
-    state = read_checkpoint(checkpoint, mapped=True).get(kind.__qualname__)  # as Lightning names it
-    trained = state.get("options") if isinstance(state, Mapping) else None
-    if not isinstance(trained, Mapping):
-        return
-    trained = {name: _check_option(trained.get(name), name, checkpoint) for name in names}
-    given = {name: _to_plain(name, cfg.data.get(name)) for name in names}
-    if given == trained:
-        return
-    typed = find_typed()
-    defaults = {name: _to_plain(name, arguments[name].default) for name in names}
-    is_chosen = given != defaults or not typed.isdisjoint(f"data.{name}" for name in names)
-    words = ", ".join(f"data.{name}={value}" for name, value in trained.items() if value is not None)
-    words = words or "images as they are"
-    if is_chosen:
-        log.warning("%s was trained with %s, other than here: what it finds may be worse", checkpoint, words)
-        return
-    log.info("%s, as %s was trained", words, checkpoint)
-    with open_dict(cfg.data):
-        for name, value in trained.items():
-            cfg.data[name] = value
-
-
-def _to_plain(name: str, value: Any) -> object:  # noqa: ANN401 - of an option
-    """Return an option as a checkpoint has it: sizes as [height, width]."""
-    value = OmegaConf.to_container(value) if isinstance(value, ListConfig) else value
-    return list(pair_px(name, value)) if name.endswith("_px") and value is not None else value
-
-
-def _check_option(value: object, name: str, checkpoint: Path) -> object:
-    """Return an option of a checkpoint, which may be anybody's: a number, a list of numbers, or None."""
-    numbers = value if isinstance(value, list) else [value]
-    if value is not None and not all(isinstance(number, int | float) for number in numbers):
-        raise StoreError(f"{checkpoint} is damaged: its option {name} is {str(value)[:40]!r}, no number")
-    return value
+    runs = Path(cfg.paths.runs) / "fit" / cfg.name
+    if run in (None, "latest"):
+        return _choose_newest(runs, f"**/checkpoints/{cfg.ckpt or 'best'}.ckpt")
+    if not Path(run).is_dir():
+        raise DataError(f"run={run} is not a folder: give latest, or the folder of a run below {runs}")
+    return _choose_newest(Path(run), f"checkpoints/{cfg.ckpt or 'best'}.ckpt")
 
 
 def find_start(cfg: DictConfig) -> Path | None:

@@ -7,10 +7,11 @@ from typing import Any
 import lightning as L
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.checkpoints import find_checkpoint, load_weights, take_trained_options
+from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.configuration.targets import allow_packages
 from lit_data.commands.result import join_scores
-from lit_data.commands.session import build_any_datamodule, build_model, build_trainer, prepare
+from lit_data.commands.session import build_any_datamodule, build_model, build_trainer, name_classes, prepare
+from lit_data.commands.trained import take_trained
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -20,8 +21,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         The metrics of the module.
     """
     checkpoint = find_checkpoint(cfg)
-    take_trained_options(cfg, checkpoint)
-    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg, trained=True), build_trainer(cfg)
+    take_trained(cfg, checkpoint)
+    datamodule, trainer = build_any_datamodule(cfg), build_trainer(cfg)
+    name_classes(cfg, datamodule)
+    model = build_model(cfg, trained=True)
     load_weights(model, checkpoint)
     prepare(datamodule)
     score, stage = (trainer.validate, "val") if cfg.command == "validate" else (trainer.test, "test")

@@ -24,6 +24,7 @@ from lit_data.commands.session import (
     build_model,
     build_trainer,
     collect_metrics,
+    name_classes,
     prepare,
     spreads_weights,
 )
@@ -53,8 +54,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: Lightning refuses options, such as the name of a metric that the model does not log.
     """
     start = find_start(cfg)
-    datamodule, model, trainer = build_any_datamodule(cfg), build_model(cfg), build_trainer(cfg)  # reads no data
+    datamodule, trainer = build_any_datamodule(cfg), build_trainer(cfg)  # reads no data
     try:
+        name_classes(cfg, datamodule)
+        model = build_model(cfg)
         prepare(datamodule)
         return _fit(cfg, trainer, datamodule, model, start)
     except MisconfigurationException as error:

@@ -12,11 +12,12 @@ import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lit_data.commands.checkpoints import find_checkpoint, load_weights, take_trained_options
+from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.targets import allowed_names, read_options, trusted_names
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
+from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, Problems
 from lit_data.files import find_sha256
@@ -50,9 +51,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     options, checkpoint = read_options(PredictOptions, cfg.predict, "predict"), find_checkpoint(cfg)
     if options.folder is not None:
         check_outside_root(cfg, Path(options.folder), "predict.folder")
-    take_trained_options(cfg, checkpoint)
+    record = take_trained(cfg, checkpoint)
     datamodule, model = _open_data(cfg, options), build_model(cfg, trained=True)
     datamodule.setup("predict")
+    warn_of_other_data(record, cfg.data.get("root"), getattr(datamodule, "bank", None))
     task = find_task(datamodule)
     load_weights(model, checkpoint)
     options = _take_threshold(model, options)
@@ -64,6 +66,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         folder=folder,
         identity=_identify(cfg, checkpoint, task.neutral_data),
         make_trainer=lambda callbacks: _build_trainer_of_one(cfg, callbacks=list(callbacks), logger=False),
+        doubt=find_doubt(record),
     )
     metrics, bad = task.predict(model, place, options)
     if bad:

@@ -99,6 +99,7 @@ def main(words: Sequence[str]) -> None:
         return
     print(line, file=sys.stderr)
     if started.folder.is_dir():
+        sys.path[:] = [place or str(Path.cwd()) for place in sys.path]  # imports nothing of the folder that it goes to
         os.chdir(started.folder)
     from lit_data.commands.run import run  # Hydra is imported only here
 

@@ -19,6 +19,7 @@ from lit_data.callbacks.checkpoint_io import AtomicCheckpointIO
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.targets import allowed_names, instantiate, trusted_names
 from lit_data.commands.launcher import is_first_of_machine
+from lit_data.commands.record import TrainedRecord
 from lit_data.commands.terminal import RunBar, quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
@@ -179,6 +180,19 @@ def prepare(datamodule: L.LightningDataModule) -> None:
         datamodule.prepare_data()
 
 
+def name_classes(cfg: DictConfig, datamodule: L.LightningDataModule) -> None:
+    """Let `cfg.data.classes`, to which models refer, have the names that the data give where none are chosen.
+
+    Labels are read for that, and no images.
+    """
+    if not isinstance(datamodule, BaseDataModule) or cfg.data.get("classes", "") is not None:
+        return
+    if datamodule.source is not None and is_first_of_machine():
+        datamodule.source.refresh()
+    if names := datamodule.find_classes():
+        cfg.data.classes = list(names)
+
+
 def build_model(cfg: DictConfig, *, trained: bool = False) -> L.LightningModule:
     """The module of `cfg.model`, with weights that depend on the seed alone, and on `model.net.weights`.
 
@@ -236,7 +250,9 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
     is_ours = str(cfg.model.get("_target_")).startswith("lit_data.")
     if not is_ours and "callbacks.checkpoint.monitor" not in find_typed():
         callbacks.append(OwnMonitor())
-    if cfg.command != "fit":
+    if cfg.command == "fit":
+        callbacks.append(TrainedRecord(cfg))
+    else:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     shows_bar = overrides.get("enable_progress_bar", cfg.trainer.get("enable_progress_bar", True))
     if shows_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):

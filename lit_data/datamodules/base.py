@@ -190,6 +190,13 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """
         return {}
 
+    def find_classes(self) -> Sequence[str] | None:
+        """Return the names of the classes that the data have by themselves; None where they have none.
+
+        Called before `setup`, on every rank, for models that need to know how many there are.
+        """
+        return None
+
     def check_sources(self) -> dict[str, int]:
         """Read every file strictly and keep nothing.
 

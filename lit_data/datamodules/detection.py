@@ -122,6 +122,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         """Names of the classes, in the order of their numbers."""
         return self.files.labels.classes
 
+    @override
+    def find_classes(self) -> tuple[str, ...]:
+        return self.source.find_classes()
+
     def build_dataset(self, stage: Stage) -> DetectionDataset:
         """Images of one stage; all of them to predict."""
         return DetectionDataset(

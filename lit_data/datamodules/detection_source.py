@@ -61,9 +61,17 @@ class DetectionSource(ImageSet):
         Raises:
             DataError: Files or boxes are bad; all of them are listed.
         """
-        files = self._find()
+        files = self._found
         store = self._open_store(files)
         return _leave_out(files, {path for path, _ in store.skipped}), store
+
+    def find_classes(self) -> tuple[str, ...]:
+        """Return the names of the classes, without decoding images.
+
+        Raises:
+            DataError: Labels are bad.
+        """
+        return self._found.labels.classes
 
     @property
     @override

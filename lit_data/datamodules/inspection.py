@@ -1,5 +1,6 @@
 """`InspectionDataModule`: single inspection images with masks of their defects, as people have them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from lit_data.datamodules.stripe_files import find_recipe
 from lit_data.datamodules.stripe_transform import PatchVisuals, StripeTransform, find_margins, find_unit_range
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
-from lit_data.datasets.inspection.splitting import ImageSplitter, find_groups
+from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, find_groups
 from lit_data.datasets.splits import SPLITS, Splits
 from lit_data.errors import ConfigError, show_path
 from lit_data.grid import PatchGrid, pair_px
@@ -38,6 +39,8 @@ from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, Batch, PathText, PlannedBatch, Stage
 
 _PATCH_PX: Final = 128
+
+log = logging.getLogger(__name__)
 
 
 class InspectionDataModule(BaseDataModule[InspectionDataset]):
@@ -266,6 +269,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             split: np.array([n for n in numbers.tolist() if n not in self._bad], np.int64)
             for split, numbers in self._choose_splits().items()
         }
+        if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
+            log.info("splits: %s", describe_splits(self.split_images, self.image_kinds))
         augment = stage_augmentations(self.augment)
         self.margins_px = find_margins(augment, self.patch_px)
         self.transformation = StripeTransform(
@@ -278,13 +283,6 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             augment=augment,
             is_single=True,
         )
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """Where the training loader stands, and how images are scaled, which `predict` takes from a checkpoint."""
-        scaling = self.source.scaling or Scaling()
-        size_px = None if scaling.size_px is None else list(scaling.size_px)
-        return super().state_dict() | {"options": {"size_px": size_px, "scale": scaling.factor}}
 
     def _choose_sampling(self, options: SamplingOptions) -> Sampling:
         return Sampling(options=options, classes=tuple(self.classes or ()), seed=self.loader.seed)

@@ -18,6 +18,7 @@ from lit_data.datamodules.masked_source import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annotated, draw_masks, read_annotations
 from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set
+from lit_data.datasets.inspection.mask_values import choose_mask_options
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.inspection.splitting import find_details, group_details
@@ -164,7 +165,9 @@ class InspectionFiles(MaskedImageFolder):
     def mask_options(self) -> MaskOptions:
         """How the masks are read: `mask_read`, or numbers of `classes`."""
         if self.classes is None or self._kinds_are_classes:
-            return self.mask_read
+            if self.shards is not None:
+                return self.mask_read
+            return choose_mask_options([mask for mask in self.found.masks if mask is not None], self.mask_read)
         options = MaskOptions() if self.found.layout in _DRAWN else self.mask_read
         return replace(options, classes=len(self.classes) + 1)
 

@@ -117,12 +117,13 @@ class LabelledImageDataModule(InspectionDataModule):
     0, in place of ``mask``; not when predicting. Options are those of `InspectionDataModule`, but for:
 
     Args:
-        classes: Names of the classes, in the order of their numbers; images of others are left out.
+        classes: Names of the classes, in the order of their numbers; images of others are left out. None takes all of
+            them, ``good`` first and the others by name.
         size_px: Size of a sample, one number or (height, width): images are scaled to fit, and what is missing is
             mirrored on.
 
     Raises:
-        ConfigError: An option is out of its range; later, that the classes are not named, with their names.
+        ConfigError: An option is out of its range; later, that classes are named which there are not.
     """
 
     batch_keys: ClassVar[Sequence[str]] = ("image", "label", "index", "image_index", "position", "epoch")
@@ -167,10 +168,6 @@ class LabelledImageDataModule(InspectionDataModule):
         return InspectionDataset(self.bank, self.grid, images=images, margin_px=margin_px, labels=self._labels)
 
     @override
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"options": {"size_px": list(self.patch_px)}}
-
-    @override
     def is_by_sample(self, stage: Stage) -> bool:
         return super().is_by_sample(stage)  # with this `finish_batch` too
 
@@ -191,8 +188,17 @@ class LabelledImageDataModule(InspectionDataModule):
         return counts
 
     @override
+    def find_classes(self) -> tuple[str, ...]:
+        kinds = set(self.source.found.kinds) - {""}
+        return tuple(sorted(kinds, key=lambda kind: (kind != "good", kind)))
+
+    @override
     def open_source(self) -> None:
         super().open_source()
+        if self.classes is None:
+            self.classes = self.find_classes() or None
+            numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
+            log.info("classes: %s", ", ".join(numbered))
         names = list(self.classes or ())
         self._labels = np.array([names.index(k) if k in names else -1 for k in self.image_kinds], np.int64)
         self.split_images = {split: part[self._labels[part] >= 0] for split, part in self.split_images.items()}
@@ -205,11 +211,8 @@ class LabelledImageDataModule(InspectionDataModule):
                 f"a CSV with the columns image and label (found: {', '.join(known) or 'no labels'})"
             )
         missing = [name for name in self.classes or () if name not in known]
-        if missing or self.classes is None:
-            named = (
-                f"data.classes names {missing}, but the labels" if missing else "data.classes is not set; the labels"
-            )
+        if missing:
             raise ConfigError(
-                f"{named} are {', '.join(known)}: name them in the order of their numbers, "
-                f"'data.classes=[{','.join(known)}]'"
+                f"data.classes names {missing}, but the labels are {', '.join(known)}: name them in the order of their "
+                f"numbers, 'data.classes=[{','.join(known)}]'"
             )

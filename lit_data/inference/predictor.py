@@ -110,7 +110,7 @@ class TiledPredictor:
 
     Where the overlap is at least the net's receptive field, the values are those that the net gives for the whole
     image, to the rounding of float32, see `lit_data.inference.tiling.weigh_tiles`. A side shorter than a tile is
-    reflected up to a multiple of `round_px` and cut back.
+    filled up to a multiple of `round_px` by repeating its edge, and cut back.
 
     If memory runs out, the batch is predicted in halves and the size that works is kept for later calls. The model goes
     to `device` (and to the format of `channels_last`) and stays there; in every other way it is as before when no batch

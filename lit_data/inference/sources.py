@@ -58,7 +58,7 @@ class OpenedImage:
     def cut(self, rows: TileAxis, columns: TileAxis) -> Iterator[NDArray[Any]]:
         """Tiles row by row, [C, h, w] each; each row of tiles is read once.
 
-        What reaches past the end of the image is reflected.
+        What reaches past the end of the image repeats its edge.
         """
         for top in rows.starts:
             slab = np.asarray(self.pixels[:, top : min(top + rows.tile_px, rows.length_px), :])
@@ -121,4 +121,4 @@ def _fill(part: Array, height: int, width: int) -> Array:
     missing = height - part.shape[1], width - part.shape[2]
     if missing == (0, 0):
         return part
-    return np.pad(part, ((0, 0), (0, missing[0]), (0, missing[1])), mode="reflect")
+    return np.pad(part, ((0, 0), (0, missing[0]), (0, missing[1])), mode="edge")

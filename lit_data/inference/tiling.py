@@ -116,9 +116,9 @@ class Tiling:
             takes half of the overlap for `constant`, which then takes each pixel from one tile, and a quarter for
             `gaussian`.
         blend: How pixels that several tiles cover are averaged, see `weigh_tiles`.
-        multiple_px: Tiles begin at multiples of it, and sides are reflected up to a multiple of it: the total stride
+        multiple_px: Tiles begin at multiples of it, and long sides are filled up to a multiple of it: the total stride
             of a net that works at lower resolutions (16 for a UNet of four halvings).
-        round_px: A side shorter than a tile is reflected up to a multiple of it, so that images of about one size share
+        round_px: A side shorter than a tile is filled up to a multiple of it, so that images of about one size share
             batches. None takes an eighth of a tile.
 
     Raises:
@@ -165,7 +165,7 @@ def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> TileAxis:
     multiple = tiling.multiple_px
     padded = _round_up(length_px, multiple)
     if padded <= tile_px:
-        step = _round_up(tiling.round_px or max(tile_px // 8, 1), multiple)
+        step = tiling.round_px or _round_up(max(tile_px // 8, 1), multiple)
         tile_px = min(tile_px, _round_up(length_px, step))
         return TileAxis(length_px, tile_px, (0,), (slice(0, length_px),), (None,))
     stride = (tile_px - tiling.overlap_px) // multiple * multiple

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
-from lit_data.modules.layers import run_in_float32
+from lit_data.modules.layers import count_outputs, run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
 from lit_data.modules.weights import load_weights_file
@@ -44,7 +44,7 @@ class ConvClassifier(nn.Module):
         weights: PathText | None = None,
     ) -> None:
         super().__init__()
-        count = classes if isinstance(classes, int) else len(classes or "1")
+        count = count_outputs(classes)
         if min(count, channels, width, depth) < 1:
             raise ConfigError(
                 f"classes={count}, channels={channels}, width={width}, depth={depth}: need at least 1 of each"

@@ -1,7 +1,14 @@
-"""Calls of layers that our nets share."""
+"""What our nets share: how many outputs they have, and calls of their layers."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+
+def count_outputs(classes: int | Sequence[str] | None) -> int:
+    """Return how many classes are meant: a number, that of some names, or 1 where none are named."""
+    return classes if isinstance(classes, int) else len(classes or "1")
 
 
 def run_in_float32(layer: nn.Conv2d | nn.Linear, features: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ class BoxTask(Task[DetectionDataModule]):
     """Images with their boxes."""
 
     predicts = "list of objects"
+    trained_data = ("classes", "read", "size_px")
 
     @override
     def draw_samples(

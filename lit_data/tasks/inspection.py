@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 COLUMNS: Final = ("image", "score", "defects", "verdict")
 _VERDICTS: Final = ("good", "defect")
+_UNSURE: Final = "unsure"
+_MANY: Final = 10  # images that are not all defective, as a rule
 _WORST: Final = 6
 
 
@@ -56,7 +58,7 @@ class InspectionTask(Task[InspectionDataModule]):
     predicts = "dict with `probability`"
     neutral_data = (*Task.neutral_data, "groups", "patch_px", "sampling", "similar", "stride_px", "train_on")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
-    trained_data = ("size_px", "scale")
+    trained_data = ("classes", "mask_read", "patch_px", "read", "scale", "size_px", "value_range")
     unused = ("clean", "count")
 
     @override
@@ -79,7 +81,7 @@ class InspectionTask(Task[InspectionDataModule]):
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "VerdictWriter":
         options.refuse("maps of defects", *self.unused)
-        return VerdictWriter(self.datamodule, run.folder, options)
+        return VerdictWriter(self.datamodule, run.folder, options, doubt=run.doubt)
 
     @override
     def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
@@ -108,11 +110,14 @@ class VerdictWriter(MapWriter):
         datamodule: Whose images.
         folder: As for `MapWriter`, as `options`.
         options: See there.
+        doubt: Why the model can tell nothing: verdicts are ``unsure`` then.
     """
 
-    def __init__(self, datamodule: InspectionDataModule, folder: Path, options: PredictOptions) -> None:
+    def __init__(
+        self, datamodule: InspectionDataModule, folder: Path, options: PredictOptions, *, doubt: str | None = None
+    ) -> None:
         super().__init__(open_inspection_images(datamodule), folder, options)
-        self._datamodule = datamodule
+        self._datamodule, self._doubt = datamodule, doubt
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
@@ -130,7 +135,7 @@ class VerdictWriter(MapWriter):
                 "image": entry.image,
                 "score": round(entry.score, 6),
                 "defects": len(entry.rows),
-                "verdict": _VERDICTS[self._is_defective(entry)],
+                "verdict": _UNSURE if self._doubt else _VERDICTS[self._is_defective(entry)],
                 "truth": "" if is_bad is None else _VERDICTS[is_bad],
                 "kind": kinds[numbers[entry.image]],
             }
@@ -139,6 +144,14 @@ class VerdictWriter(MapWriter):
         path, is_known = self.folder / "images.csv", None not in defective and bool(entries)
         write_table(path, (*COLUMNS, "truth", "kind") if is_known else COLUMNS, rows)
         log.info("verdicts: %s", path)
+        if self._doubt:
+            log.warning("%s: verdicts are %s, train longer or look at report.html of the run", self._doubt, _UNSURE)
+        elif len(rows) >= _MANY and all(row["verdict"] == "defect" for row in rows):
+            log.warning(
+                "all %d images are defective: is this the right model, and does its threshold fit these images? "
+                "predict.image_threshold sets another",
+                len(rows),
+            )
         found = super().finish(entries)
         if is_known:
             self._draw_worst([(row, numbers[row["image"]]) for row in rows])
@@ -234,7 +247,7 @@ class LabelTask(Task[LabelledImageDataModule]):
     predicts = "probabilities [B, classes]"
     neutral_data = (*Task.neutral_data, "groups", "similar")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
-    trained_data = ("size_px",)
+    trained_data = ("classes", "read", "size_px", "value_range")
 
     @override
     def describe_sample(self, batch: Batch, row: int) -> str:

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _NAME: Final = 24  # characters of a file's name
 SHOWN: Final = 6
+_MOST_DEFECTS: Final = 1000  # of an image in the table: more are noise, and make files of many MB
 COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 
 
@@ -219,14 +220,19 @@ def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) 
 class MapWriter(ImageWriter):
     """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1).
 
-    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come ``defects.csv`` and
-    ``predictions.png`` with the images that hold the surest defects, but for images of more than `large_px`.
+    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come ``defects.csv`` with the
+    surest 1,000 defects of each image, and ``predictions.png`` with the images that hold the surest defects, but for
+    images of more than `large_px`.
 
     Args:
         images: What is predicted.
         folder: Where to write.
         options: Threshold and smallest defect.
     """
+
+    def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
+        super().__init__(images, folder, options)
+        self._left_out: dict[str, int] = {}  # defects of images that have too many for the table
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
@@ -241,7 +247,11 @@ class MapWriter(ImageWriter):
         found = find_defects(
             answer.rows(slice(None)), threshold=options.least_score, min_area_px=options.min_area_px, kinds=kinds
         )
-        return Written(paths, [_round(defect) for defect in found], max((defect.score for defect in found), default=0))
+        score = max((defect.score for defect in found), default=0)
+        if len(found) > _MOST_DEFECTS:
+            self._left_out[name] = len(found) - _MOST_DEFECTS
+            found = sorted(found, key=lambda defect: -defect.score)[:_MOST_DEFECTS]
+        return Written(paths, [_round(defect) for defect in found], score)
 
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         """Write the table and the picture.
@@ -254,6 +264,12 @@ class MapWriter(ImageWriter):
         rows = [{"image": e.image, **row, "class": names[row.get("kind", 0)]} for e in entries for row in e.rows]
         write_table(path, (*COLUMNS, "class") if self.images.classes else COLUMNS, rows)
         log.info("defects: %s", path)
+        if self._left_out:
+            log.warning(
+                "%d images have more than %d defects, and %d are left out of defects.csv: the threshold %.4g is too "
+                "low for them, or the model is of no use",
+                *(len(self._left_out), _MOST_DEFECTS, sum(self._left_out.values()), self.options.least_score),
+            )
         self._draw(entries)
         return {
             "predict/images": len(entries),

@@ -156,8 +156,9 @@ def open_predictor(
     on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
     lanes = options.lanes or _choose_lanes(options, device)
     batch_size = options.batch_size or _choose_batch_size(options, lanes, on_cpu=on_cpu)
-    # Compiled for tiles of one size, to which smaller ones are filled up in any case.
-    round_px = max(options.tile_sides_px) if options.quantise == "static" else options.round_px
+    round_px = options.round_px or (1 if takes_any_size(net, images, options, device) else options.multiple_px)
+    if options.quantise == "static":  # compiled for tiles of one size
+        round_px = max(options.tile_sides_px)
     return TiledPredictor(
         net,
         tile_px=options.tile_sides_px,
@@ -179,6 +180,23 @@ def open_predictor(
         readers=options.readers,
         device=device,
     )
+
+
+def takes_any_size(net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device) -> bool:
+    """Whether a net gives a value for each pixel of a tile whose sides its stride does not divide.
+
+    Many nets refuse such tiles, each with an error of its own kind.
+    """
+    if options.quantise == "static" or options.compile:
+        return False
+    side_px = 4 * options.multiple_px + 1
+    tile = torch.zeros(1, images.tile_channels, side_px, side_px)
+    try:
+        answer = Forward(net, device, ForwardOptions()).call_plain(tile)
+    except Exception as error:
+        log.debug("the net takes no tile of %d px: %s", side_px, error)
+        return False
+    return answer.shape[-2:] == (side_px, side_px)
 
 
 def _choose_lanes(options: PredictOptions, device: torch.device) -> int:

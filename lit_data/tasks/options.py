@@ -65,7 +65,8 @@ class PredictOptions:
         count: Images that a generative model makes; `None`: 64.
         large_px: Images of more pixels are predicted through a temporary file.
         overlap_px: Pixels that tiles share; `None`: as the net's receptive field asks for, at most half a tile.
-        round_px: Short sides are reflected up to a multiple of it; 1 shows the net the edges as training did.
+        round_px: Sides shorter than a tile are filled up to a multiple of it; `None`: 1, so that nets see edges as they
+            are, or `multiple_px` for nets that do not take any size.
         batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1 in each of several
             lanes, or 4, and 16 elsewhere.
         min_batch_size: If so many do not fit into memory, the run ends.
@@ -97,7 +98,7 @@ class PredictOptions:
     blend: Blend = "constant"
     margin_px: int | None = None
     multiple_px: int = 16
-    round_px: int = 1
+    round_px: int | None = None
     batch_size: int | None = None
     min_batch_size: int = 1
     max_batch_size: int | None = None
@@ -191,11 +192,13 @@ class PredictRun:
         folder: Where the files go.
         identity: What decides the predictions beside the options, as plain data: model, weights, how images are read.
         make_trainer: Makes a Trainer of one process with some callbacks.
+        doubt: Why verdicts of this model are worth nothing; None where they are.
     """
 
     folder: Path
     identity: Mapping[str, Any]
     make_trainer: Callable[[Sequence[L.Callback]], L.Trainer]
+    doubt: str | None = None
 
 
 class Predicted(NamedTuple):

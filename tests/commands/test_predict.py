@@ -96,37 +96,3 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
         assert [row.rpartition(",")[2] for row in rows[1:]] == [verdict] * 3
     assert main([*words, "predict.image_threshold=0.5"]) == 2
     assert "predict.image_threshold=0.5 means nothing for masks of watermarks" in capsys.readouterr().err
-
-
-def test_the_size_of_images_is_taken_from_the_checkpoint_unless_it_is_typed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "set").mkdir()
-    cv2.imwrite(str(tmp_path / "set" / "1.png"), np.zeros((40, 60), np.uint8))
-    torch.manual_seed(0)
-    model = SegmentationModule(UNet(width=2, depth=1, standardise=True), baseline=False, anomaly_scores=True)
-    state = {"state_dict": model.state_dict()}
-    ckpt = tmp_path / "model.ckpt"
-    places = [f"data.root={tmp_path}/set", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
-    small = ["trainer=cpu", "model.net.width=2", "model.net.depth=1", "trainer.enable_progress_bar=false"]
-    run = ["predict", "+experiment=inspection", *small, *places, f"ckpt={ckpt}", f"hydra.run.dir={tmp_path}/run"]
-    identity = tmp_path / "run" / "fingerprint.json"
-    for options, typed, expected, said in (
-        ({"size_px": [32, 48], "scale": None}, [], ([32, 48], None), "data.size_px=[32, 48], as "),
-        (
-            {"size_px": [32, 48], "scale": None},
-            ["data.scale=0.5"],
-            (None, 0.5),
-            "was trained with data.size_px=[32, 48]",
-        ),
-        ({"size_px": None, "scale": 0.5}, ["data.scale=null"], (None, None), "was trained with data.scale=0.5"),
-    ):
-        torch.save(state | {"InspectionDataModule": {"options": options}}, ckpt)
-        assert main([*run, *typed]) == 0
-        data = json.loads(identity.read_text())["data"]
-        assert (data["size_px"], data["scale"]) == expected
-        assert said in (tmp_path / "run" / "predict.log").read_text()
-    capsys.readouterr()
-    torch.save(state | {"InspectionDataModule": {"options": {"size_px": "${oc.env:HOME}", "scale": None}}}, ckpt)
-    assert main(run) != 0
-    assert "is damaged: its option size_px is '${oc.env:HOME}', no number" in capsys.readouterr().err

@@ -73,12 +73,15 @@ def test_masks_say_what_is_good_where_folders_say_nothing(tmp_path: Path) -> Non
     assert data.count_classes().sum(0).tolist() == [4, 4]
 
 
-def test_classes_are_asked_for_by_their_names(tmp_path: Path) -> None:
+def test_classes_are_those_of_the_folders_unless_they_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _write(tmp_path / "set", {"dent": 4, "good": 4, "hole": 4})
-    with pytest.raises(
-        ConfigError, match=r"not set; the labels are dent, good, hole: .*'data.classes=\[dent,good,hole\]'"
-    ):
-        _data(tmp_path).dataset("train")
+    caplog.set_level("INFO")
+    data = _data(tmp_path)
+    assert data.classes == data.find_classes() == ("good", "dent", "hole")
+    assert "classes: 0 good, 1 dent, 2 hole" in caplog.text
+    assert data.count_classes().sum(0).tolist() == [4, 4, 4]
     with pytest.raises(ConfigError, match=r"data.classes names \['spot'\], but the labels are dent, good, hole"):
         _data(tmp_path, classes=["good", "spot"]).dataset("train")
     assert len(_data(tmp_path, classes=["good", "dent"]).dataset("train")) < 8  # holes are left out

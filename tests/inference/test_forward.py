@@ -121,7 +121,7 @@ def test_compiled_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _predict(net, compile=True, round_px=None, batch_size=3)
     assert set(shapes) == {(3, 1, 16, 16)}
     torch.testing.assert_close(found[0], predict_whole(net, IMAGES[0]), rtol=0, atol=1e-5)
-    padded = np.pad(IMAGES[1], ((0, 0), (0, 0), (0, 4)), mode="reflect")
+    padded = np.pad(IMAGES[1], ((0, 0), (0, 0), (0, 4)), mode="edge")
     torch.testing.assert_close(found[1], predict_whole(net, padded)[..., :12], rtol=0, atol=1e-5)
 
 
@@ -130,7 +130,7 @@ def test_compiled_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiled_by_the_real_compiler() -> None:
     net = make_net()
     for values, wanted in zip(_predict(net, compile=True), _predict(net), strict=True):
-        # Compiled tiles have their full size: farther right the second image's reflection shows.
+        # Compiled tiles have their full size: farther right the second image's repeated edge shows.
         torch.testing.assert_close(values[..., : 12 - REACH_PX], wanted[..., : 12 - REACH_PX], rtol=0, atol=1e-5)
 
 

@@ -48,8 +48,9 @@ def test_a_short_side_has_a_short_tile(length: int, side: int) -> None:
     assert Tiling(32, 8).plan(length, 64)[0].tile_px == side
 
 
-def test_a_short_side_is_reflected_to_the_multiple_of_the_net() -> None:
-    assert Tiling(32, 8, multiple_px=8, round_px=1).plan(9, 17)[0].tile_px == 16
+def test_a_short_side_is_filled_as_far_as_is_asked_for() -> None:
+    assert Tiling(32, 8, multiple_px=8).plan(9, 17)[0].tile_px == 16
+    assert Tiling(32, 8, multiple_px=8, round_px=1).plan(9, 17)[0].tile_px == 9
     assert [axis.tile_px for axis in Tiling(32, 8, round_px=1).plan(9, 17)] == [9, 17]
 
 

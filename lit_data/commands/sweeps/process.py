@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from lit_data.child_process import python_command, python_environment
 from lit_data.commands.sweeps.plan import Status
 from lit_data.errors import BatchMemoryError, LitDataError, WorkerDiedError
 
@@ -51,11 +52,12 @@ def run_process(words: Sequence[str], folder: Path) -> Outcome:
     """
     report = folder / ".failure.json"
     report.unlink(missing_ok=True)
-    places = os.pathsep.join(place for place in sys.path if place)  # what this process can import, the job can too
-    environment = {**os.environ, _VARIABLE: str(report), "PYTHONPATH": places}
     kills = _count_kernel_kills()
     process = subprocess.Popen(
-        [sys.executable, "-m", "lit_data", *words], env=environment, stdin=subprocess.PIPE, start_new_session=True
+        python_command("-m", "lit_data", *words),
+        env=python_environment({_VARIABLE: str(report)}),
+        stdin=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         _wait(process)

@@ -8,25 +8,37 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Final, Literal
 
+import numpy as np
+
+from lit_data.datasets.inspection.mask_values import count_values, has_grey_edges
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import SHOWN, DataError, Problems, show_path
 from lit_data.io.discovery import FolderWalk, name_below
+from lit_data.io.images.masks import MaskOptions
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
 MASK_FOLDERS: Final = re.compile(
-    r"(masks?|gts?|ground_?truths?|labels?|annotations?|seg(mentations?)?|mask_?images?)", re.IGNORECASE
+    r"((train(ing)?|val(id(ation)?)?|test(ing)?|images?|defects?|binary|pixel)[_-]?)?"
+    r"(masks?|gts?|ground[_-]?truths?|labels?|annotations?|annots?|seg(mentations?)?)"
+    r"([_-]?(images?|imgs?|png|files?))?",
+    re.IGNORECASE,
 )
-_IMAGE_FOLDERS: Final = re.compile(r"(images?|imgs?|pictures?|photos?|data)", re.IGNORECASE)
+_IMAGE_FOLDERS: Final = re.compile(
+    r"((train(ing)?|val(id(ation)?)?|test(ing)?)[_-])?(images?|imgs?|pictures?|photos?|data)", re.IGNORECASE
+)
 _ENDING: Final = re.compile(
     r"[_.-](masks?|gt|label|labels|seg|segmentation|ground_?truth|anno|annotation)$", re.IGNORECASE
 )
 _SPLIT_NAMES: Final = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
 _GOOD: Final = re.compile(r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE)
 _MOST_NAMED: Final = 20
+_LEAST_TWINS: Final = 3  # files that two folders share the names of
+_MOST_FOLDERS: Final = 32  # that are compared by their files
 _LOSSLESS: Final = (".png", ".bmp", ".tif", ".tiff", ".npy")  # what masks are stored in, the likeliest first
 
 
@@ -95,9 +107,42 @@ def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequen
         for depth, part in enumerate(parts[:-1])
         if MASK_FOLDERS.fullmatch(part)
     }
+    found = found or find_twin_folders(paths)
     if found:
         return _pair_folders(folder, paths, found)
     return _pair_beside(folder, paths)
+
+
+def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
+    """Find folders of masks by what they hold: files with the names of those of another folder, in black and white.
+
+    Args:
+        paths: All files of the set.
+    """
+    stems: dict[Path, dict[str, Path]] = {}
+    for path in paths:
+        stems.setdefault(path.parent, {})[path.stem] = path
+    twins: set[Path] = set()
+    if len(stems) > _MOST_FOLDERS:
+        return twins
+    for one, other in permutations(stems, 2):
+        shared = stems[one].keys() & stems[other].keys()
+        if one.parent == other.parent and len(shared) >= max(_LEAST_TWINS, 0.9 * len(stems[one])):
+            chosen = [stems[one][stem] for stem in sorted(shared)[:: max(1, len(shared) // _LEAST_TWINS)]]
+            if all(map(is_black_and_white, chosen)) and not all(
+                is_black_and_white(stems[other][path.stem]) for path in chosen
+            ):
+                twins.add(one)
+    return twins
+
+
+def is_black_and_white(path: Path) -> bool:
+    """Whether an image has up to two values in one channel, or grey edges between black and white alone."""
+    try:
+        counts = count_values(path, MaskOptions())
+    except DataError:
+        return False
+    return counts is not None and (np.count_nonzero(counts) <= 2 or has_grey_edges(counts))
 
 
 def is_anomaly(parts: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.inspection.layouts import split_of
+from lit_data.datasets.inspection.layouts import describe_counts, split_of
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
@@ -26,6 +27,8 @@ Ints = NDArray[np.int64]
 SIMILAR: Final = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as similar."""
 _GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}  # without a defect a test says nothing
+_UNEVEN: Final = 1 / 3  # of its share, by which a split may miss it
+_FEW: Final = 20  # images of which shares are rough in any case
 _SIDE_PX: Final = 32
 BUCKET: Final = 2048  # images that are compared with each other at once
 _BANDS: Final = 8
@@ -124,6 +127,7 @@ class ImageSplitter:
             return dict.fromkeys(shares, images[:0]) | {wanted[0]: images}
         told, groups = self._describe(), self.find_groups(self.names)
         parts = split_stratified([told[n] for n in images.tolist()], groups[images], shares, seed=self.seed)
+        _warn_of_uneven_splits({split: len(part) for split, part in parts.items()}, shares)
         return {split: images[part] for split, part in parts.items()}
 
     def _describe(self) -> Sequence[str]:
@@ -136,6 +140,31 @@ class ImageSplitter:
         present = ["".join(map(str, row.astype(np.int64))) for row in counts[:, 1:] > 0]
         parts = zip(self.kinds, self.has_mask, present, sizes, strict=True)
         return [f"{kind} {has} {classes} {size:02}" for kind, has, classes, size in parts]
+
+
+def _warn_of_uneven_splits(counts: Mapping[str, int], shares: Mapping[str, float]) -> None:
+    """Warn where groups that stay together make a split much larger or smaller than was asked for."""
+    total, whole = sum(counts.values()), sum(shares.values())
+    uneven = [
+        f"{split} has {counts[split]} of {total} images, not {share / whole:.0%}"
+        for split, share in shares.items()
+        if abs(counts[split] / total - share / whole) > _UNEVEN * share / whole and total >= _FEW
+    ]
+    if uneven:
+        log.warning(
+            "%s: images that look alike, or that data.groups joins, stay in one split. Where different places of one "
+            "texture only look alike, data.similar=apart spreads them",
+            "; ".join(uneven),
+        )
+
+
+def describe_splits(split_images: Mapping[str, Ints], kinds: Sequence[str]) -> str:
+    """Return ``train 354 (Break 59, good 175), val 76 (...), test 77 (...)``."""
+    parts = []
+    for split, images in split_images.items():
+        counts = describe_counts(Counter(kinds[number] for number in images.tolist() if kinds[number]))
+        parts.append(f"{split} {len(images)}" + (f" ({counts})" if counts else ""))
+    return ", ".join(parts)
 
 
 def find_groups(

@@ -162,7 +162,8 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
     if stored.palette and options.palette == "error":
         raise DataError('a palette image; set palette="expand" for its colours or palette="index" for its numbers')
     expands = stored.palette and options.palette == "expand"
-    if stored.alpha and options.alpha == "error" and (expands or not stored.palette):
+    refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)
+    if stored.alpha and refuses and (expands or not stored.palette):
         raise DataError(f'{channels} channel(s) and alpha; set alpha="drop" to read it without')
     if expands:
         channels = 3

@@ -48,7 +48,7 @@ class MaskOptions:
     palette: Literal["index", "expand"] = "index"
     ignore: int | None = None
     page: int | None = None
-    alpha: Literal["error", "drop"] = "error"
+    alpha: Literal["opaque", "drop", "error"] = "opaque"
     exif: Literal["ignore", "apply"] = "ignore"
     strict_extension: bool = False
     max_pixels: int = DEFAULT_READ.max_pixels
@@ -171,10 +171,12 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
         hint = f'set scale="{0}_{largest}"'
     elif largest < 255:
         edges = f"set mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
-        hint = f"set mask_read.classes={largest + 1} if these are class numbers"
+        hint = f"set mask_read.classes={largest + 1} if these are class numbers" if largest < _FEW else edges
+        if len(values) == 2 and largest >= _FEW:
+            hint = "set mask_read.threshold=1 if all but 0 is the defect"
         if len(values) == 2 and options.palette == "index":
             hint += ', or palette="expand" if they stand for black and white in a palette'
-        elif len(values) <= largest:  # no run of class numbers
+        elif len(values) <= largest < _FEW:  # no run of class numbers
             hint = f"{edges}, as smooth scaling leaves them; {hint}"
     else:
         hint = (

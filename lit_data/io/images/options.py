@@ -14,7 +14,8 @@ class ReadOptions:
 
     Attributes:
         page: Which page of a TIFF to read, from 0; None refuses files of several pages.
-        alpha: ``drop`` leaves alpha channels out, ``error`` refuses images that have one.
+        alpha: ``opaque`` leaves alpha channels out that are opaque everywhere and refuses others, ``drop`` leaves all
+            of them out, ``error`` refuses images that have one.
         exif: ``ignore`` keeps the rows as stored, ``apply`` turns the image as its EXIF or TIFF orientation says.
         palette: ``expand`` gives the three colours of a palette image, ``index`` its numbers, ``error`` refuses it.
         nan_fill: Replaces NaN and infinite pixels; None makes them an error in strict reading.
@@ -33,7 +34,7 @@ class ReadOptions:
     """
 
     page: int | None = None
-    alpha: Literal["error", "drop"] = "error"
+    alpha: Literal["opaque", "drop", "error"] = "opaque"
     exif: Literal["ignore", "apply"] = "ignore"
     palette: Literal["error", "expand", "index"] = "expand"
     nan_fill: float | None = None
@@ -76,7 +77,7 @@ def _check_whole(name: str, value: object, *, least: int) -> None:
 
 
 _CHOICES = {
-    "alpha": ("error", "drop"),
+    "alpha": ("opaque", "drop", "error"),
     "exif": ("ignore", "apply"),
     "palette": ("error", "expand", "index"),
     "equal_channels": ("keep", "collapse"),

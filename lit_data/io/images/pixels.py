@@ -33,7 +33,7 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
     Raises:
         DataError: damaged, or not what the header says.
     """
-    planes, palette = _load(stream, header.stored)
+    planes, palette = _load(stream, header.stored, options)
     if palette is not None and options.palette == "expand":
         planes = _expand(planes[0], palette)
     if must_invert(header.stored, options):
@@ -50,20 +50,20 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
     return image
 
 
-def _load(stream: BinaryIO, stored: StoredImage) -> tuple[Array, NDArray[np.uint8] | None]:
+def _load(stream: BinaryIO, stored: StoredImage, options: ReadOptions) -> tuple[Array, NDArray[np.uint8] | None]:
     """Pixels without alpha as stored, [C, H, W]; for a palette image indices [1, H, W] and colours [n, 3]."""
     stream.seek(0)
     if stored.kind == "tiff":
-        return _load_tiff(stream, stored)
+        return _load_tiff(stream, stored, options)
     if stored.kind == "npy":
         return _load_npy(stream), None
     if stored.palette:
         indices, palette = _load_png_indices(read_whole(stream)) if stored.kind == "png" else read_bmp_indices(stream)
         return indices[None], palette
-    return _load_with_opencv(read_whole(stream), stored), None
+    return _load_with_opencv(read_whole(stream), stored, options), None
 
 
-def _load_with_opencv(data: bytes, stored: StoredImage) -> NDArray[Any]:
+def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) -> NDArray[Any]:
     import cv2
 
     if stored.kind == "jpeg":
@@ -79,6 +79,8 @@ def _load_with_opencv(data: bytes, stored: StoredImage) -> NDArray[Any]:
     expected = (stored.height_px, stored.width_px, 3)
     if pixels.shape[:2] != expected[:2] or pixels.dtype != stored.dtype or pixels.ndim < stored.colors:
         raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, expected))
+    if stored.alpha and options.alpha == "opaque":
+        _check_opaque(pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None, stored.colors)
     if stored.colors == 1:
         gray: Array = pixels if pixels.ndim == 2 else pixels[..., 0]
         return gray[None]
@@ -98,7 +100,13 @@ def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
         return np.array(image), np.asarray(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
 
 
-def _load_tiff(stream: BinaryIO, stored: StoredImage) -> tuple[Array, NDArray[np.uint8] | None]:
+def _check_opaque(alpha: Array | None, colors: int) -> None:
+    """Refuse an alpha channel that shows something, or that the decoder does not give."""
+    if alpha is None or alpha.dtype.kind != "u" or alpha.min() < np.iinfo(alpha.dtype).max:
+        raise DataError(f'{colors} channel(s) and alpha, not opaque everywhere; set alpha="drop" to read it without')
+
+
+def _load_tiff(stream: BinaryIO, stored: StoredImage, options: ReadOptions) -> tuple[Array, NDArray[np.uint8] | None]:
     import tifffile
 
     with tifffile.TiffFile(stream) as tiff:
@@ -111,6 +119,8 @@ def _load_tiff(stream: BinaryIO, stored: StoredImage) -> tuple[Array, NDArray[np
     planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)
     if planes.shape != shape:
         raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, shape))
+    if stored.alpha and options.alpha == "opaque":
+        _check_opaque(planes[list(stored.alpha)], stored.colors)
     return np.delete(planes, stored.alpha, axis=0) if stored.alpha else planes, palette
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from lit_data import errors
+from lit_data.child_process import python_command, python_environment
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError, WorkerDiedError, show_path
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
@@ -39,8 +40,7 @@ class WorkerPool:
 
     def __init__(self, processes: int) -> None:
         self._free: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        self._all = [start_worker(environment) for _ in range(processes)]
+        self._all = [start_worker() for _ in range(processes)]
         for process in self._all:
             self._free.put(process)
 
@@ -104,9 +104,10 @@ def _work(task: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def start_worker(environment: dict[str, str]) -> "subprocess.Popen[str]":
+def start_worker() -> "subprocess.Popen[str]":
     """Start a process that indexes the volumes whose numbers it is sent."""
-    command = [sys.executable, "-c", "from lit_data.io.volumes.sparse_build import main; main()"]
+    command = python_command("-c", "from lit_data.io.volumes.sparse_build import main; main()")
+    environment = python_environment({"OMP_NUM_THREADS": "1"})
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 

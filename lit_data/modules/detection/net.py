@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import to_corners
-from lit_data.modules.layers import run_in_float32
+from lit_data.modules.layers import count_outputs, run_in_float32
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
@@ -53,7 +53,7 @@ class DetectorNet(nn.Module):
     also one of a single pixel that lies between the places.
 
     Args:
-        classes: Number of classes.
+        classes: Number of classes, or their names; None stands for 1.
         width: Channels of the first layer; deeper ones have up to eight times as many. 16 gives 0.9 M parameters.
         weights: File that the net starts from, see `load_weights_file`.
 
@@ -63,8 +63,11 @@ class DetectorNet(nn.Module):
 
     strides_px: Final = (8, 16, 32)
 
-    def __init__(self, classes: int, *, width: int = 16, weights: PathText | None = None) -> None:
+    def __init__(
+        self, classes: int | Sequence[str] | None = None, *, width: int = 16, weights: PathText | None = None
+    ) -> None:
         super().__init__()
+        classes = count_outputs(classes)
         if classes < 1 or width < 2 or width % 2:
             raise ConfigError(f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2")
         self.classes = classes

@@ -12,6 +12,7 @@ from lit_data.errors import ConfigError
 from lit_data.modules.detection.average_precision import Objects
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.modules.detection.targets import Truths, read_truths
+from lit_data.modules.layers import count_outputs
 from lit_data.modules.pretrained.libraries import building, check_options, fetching, open_library, split_weights
 from lit_data.modules.pretrained.nets import backbone_weights, check_model_name, start_by_name
 from lit_data.modules.schedule import OptimizerFactory, Schedule
@@ -32,7 +33,7 @@ class TorchvisionDetector(nn.Module):
     they are, as torchvision does with trained backbones, since batches of detectors are small.
 
     Args:
-        classes: Number of classes of the data, without the background.
+        classes: Number of classes of the data, without the background, or their names; None stands for 1.
         model_name: Such as ``fasterrcnn_resnet50_fpn``, ``fcos_resnet50_fpn``, ``retinanet_resnet50_fpn_v2``,
             ``ssdlite320_mobilenet_v3_large``.
         weights: ``coco`` for all but the head, ``imagenet`` for the backbone; None starts at random; a file, see
@@ -49,7 +50,7 @@ class TorchvisionDetector(nn.Module):
 
     def __init__(
         self,
-        classes: int,
+        classes: int | Sequence[str] | None = None,
         *,
         model_name: str = "fasterrcnn_resnet50_fpn",
         weights: PathText | None = None,
@@ -58,6 +59,7 @@ class TorchvisionDetector(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        classes = count_outputs(classes)
         check_count("classes", classes, 1)
         library = open_library("torchvision")
         models = library.models

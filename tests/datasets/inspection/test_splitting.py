@@ -6,7 +6,13 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datasets.inspection.splitting import group_by_name, group_similar, join_groups
+from lit_data.datasets.inspection.splitting import (
+    ImageSplitter,
+    describe_splits,
+    group_by_name,
+    group_similar,
+    join_groups,
+)
 from lit_data.errors import ConfigError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.image_source import DecodedFiles
@@ -78,3 +84,26 @@ def test_names_give_groups() -> None:
 def test_groups_are_joined_where_any_of_them_joins() -> None:
     joined = join_groups(np.array([0, 0, 1, 2, 3, 4]), np.array([5, 6, 7, 7, 6, 8]))
     assert joined.tolist() == [0, 0, 2, 2, 0, 5]
+
+
+def test_splits_that_groups_make_uneven_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    def split(groups: np.ndarray) -> dict[str, np.ndarray]:
+        names = [f"{number}.png" for number in range(len(groups))]
+        splitter = ImageSplitter(
+            names=names,
+            kinds=["good", "dent"] * (len(groups) // 2),
+            has_mask=None,
+            count_classes=lambda: np.zeros((0, 2), np.int64),
+            find_groups=lambda _: groups,
+            seed=0,
+        )
+        return splitter.split("auto", is_anomaly_set=False)
+
+    even = split(np.arange(40))
+    assert describe_splits(even, ["good", "dent"] * 20) == (
+        "train 28 (dent 14, good 14), val 6 (dent 3, good 3), test 6 (dent 3, good 3)"
+    )
+    assert not caplog.text
+    split(np.zeros(40, np.int64))
+    assert "has 0 of 40 images, not 15%" in caplog.text
+    assert "data.similar=apart spreads them" in caplog.text

@@ -90,7 +90,7 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
     image = Image.fromarray(BINARY * np.uint8(215))
     image.putpalette(bytes(645) + b"\xff" * 3)
     image.save(tmp_path / "a.png")
-    hint = 'set mask_read.classes=216 if these are class numbers, or palette="expand" if they stand for black and white'
+    hint = 'set mask_read.threshold=1 if all but 0 is the defect, or palette="expand" if they stand for black and white'
     with pytest.raises(DataError, match=f"values 0, 215; .*; {hint}"):
         read_mask(tmp_path / "a.png")
     np.testing.assert_array_equal(read_mask(tmp_path / "a.png", MaskOptions(palette="expand")), BINARY[None])
@@ -111,7 +111,7 @@ def test_equal_channels_count_as_one(tmp_path: Path) -> None:
 
 def test_alpha_is_no_class(tmp_path: Path) -> None:
     path = _png(tmp_path / "a.png", np.stack([BINARY] * 4, -1))
-    with pytest.raises(DataError, match='alpha; set alpha="drop"'):
+    with pytest.raises(DataError, match='alpha, not opaque everywhere; set alpha="drop"'):
         read_mask(path)
     np.testing.assert_array_equal(read_mask(path, MaskOptions(alpha="drop")), BINARY[None])
 

@@ -12,7 +12,7 @@ from lit_data.io.images.options import ReadOptions
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"alpha": "keep"}, "alpha='keep' is not one of 'error', 'drop'"),
+        ({"alpha": "keep"}, "alpha='keep' is not one of 'opaque', 'drop', 'error'"),
         ({"exif": True}, "exif=True is not one of 'ignore', 'apply'"),
         ({"palette": "rgb"}, "palette='rgb' is not one of 'error', 'expand', 'index'"),
         ({"equal_channels": ""}, "equal_channels='' is not one of 'keep', 'collapse'"),
@@ -36,7 +36,7 @@ def test_a_wrong_option_is_named(wrong: dict[str, Any], message: str) -> None:
 def test_the_fingerprint_is_stable_json_of_every_option() -> None:
     options = ReadOptions(page=2, nan_fill=0.5)
     assert json.loads(options.fingerprint()) == {
-        "alpha": "error",
+        "alpha": "opaque",
         "as_float": False,
         "cv2_order": False,
         "equal_channels": "keep",

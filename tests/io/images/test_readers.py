@@ -81,7 +81,7 @@ def test_gray_can_become_three_channels(tmp_path: Path) -> None:
 # rows 14 and 15, and a transparent colour
 @pytest.mark.parametrize(
     ("mode", "saving", "expected"),
-    [("LA", {}, GRAY[None]), ("RGBA", {}, PLANES), ("RGB", {"transparency": (1, 2, 3)}, PLANES)],
+    [("LA", {}, GRAY[None]), ("RGBA", {}, PLANES), ("RGB", {"transparency": tuple(RGB[0, 0].tolist())}, PLANES)],
 )
 def test_alpha_is_dropped_only_on_request(
     tmp_path: Path, mode: str, saving: dict[str, Any], expected: np.ndarray
@@ -91,9 +91,22 @@ def test_alpha_is_dropped_only_on_request(
         image.putalpha(Image.fromarray(GRAY))
     image.save(tmp_path / "a.png", **saving)
     count = len(expected)
-    with pytest.raises(DataError, match=rf'a.png: {count} channel\(s\) and alpha; set alpha="drop" to read it without'):
+    message = rf'a.png: {count} channel\(s\) and alpha, not opaque everywhere; set alpha="drop" to read it without'
+    with pytest.raises(DataError, match=message):
         read_image(tmp_path / "a.png")
     np.testing.assert_array_equal(_read(tmp_path / "a.png", alpha="drop"), expected)
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_alpha_that_is_opaque_everywhere_is_left_out(tmp_path: Path, mode: str) -> None:
+    image = Image.fromarray(GRAY if mode == "LA" else RGB).convert(mode)
+    image.save(tmp_path / "a.png")
+    np.testing.assert_array_equal(_read(tmp_path / "a.png"), GRAY[None] if mode == "LA" else PLANES)
+    with pytest.raises(DataError, match="and alpha; set alpha"):
+        _read(tmp_path / "a.png", alpha="error")
+    pixels = np.dstack([RGB, np.full(RGB.shape[:2], 255, np.uint8)])
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=("unassalpha",))
+    np.testing.assert_array_equal(_read(tmp_path / "a.tif"), PLANES)
 
 
 def test_alpha_of_a_tiff_is_dropped_wherever_it_stands(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""What a checkpoint says of its training, and what ``predict`` and ``test`` take from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from lit_data.cli import main
+from lit_data.commands.record import look_at, read_record
+from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
+from lit_data.errors import StoreError
+
+SMALL = [
+    "trainer=cpu",
+    "trainer.max_epochs=1",
+    "trainer.enable_progress_bar=false",
+    "report=false",
+    "trainer.log_every_n_steps=1",
+]
+NET = ["model.net.width=2", "model.net.depth=1"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``set``, images of which half have a mask with grey edges, and ``runs`` with a run on them."""
+    folder = tmp_path_factory.mktemp("trained")
+    rng = np.random.default_rng(0)
+    (folder / "set" / "masks").mkdir(parents=True)
+    for number in range(16):
+        image, mask = rng.integers(100, 140, (70, 90), dtype=np.uint8), np.zeros((70, 90), np.uint8)
+        if number % 2:
+            cv2.circle(mask, (40, 30), 9, 255, -1)
+        image[mask > 0] = 220
+        cv2.imwrite(str(folder / "set" / f"{number}.png"), image)
+        cv2.imwrite(str(folder / "set" / "masks" / f"{number}.png"), cv2.GaussianBlur(mask, (0, 0), 0.8))
+    options = [
+        "data.patch_px=64",
+        "data.scale=0.9",
+        "data.similar=apart",
+        f"hydra.run.dir={folder}/runs/fit/inspection/1",
+    ]
+    assert (
+        main(["fit", "+experiment=inspection", f"data.root={folder}/set", *_places(folder), *SMALL, *NET, *options])
+        == 0
+    )
+    return folder
+
+
+def _places(folder: Path) -> list[str]:
+    return [f"paths.runs={folder}/runs", f"paths.cache={folder}/cache"]
+
+
+def _predict(folder: Path, out: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code of predict, what decided its predictions, and its log."""
+    run = ["trainer=cpu", "trainer.enable_progress_bar=false", *_places(folder), f"hydra.run.dir={out}"]
+    code = main(["predict", "+experiment=inspection", *run, *words])
+    identity = out / "fingerprint.json"
+    return code, json.loads(identity.read_text()) if identity.is_file() else {}, (out / "predict.log").read_text()
+
+
+def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path) -> None:
+    code, identity, said = _predict(trained, tmp_path, f"data.root={trained}/set")
+    assert code == 0
+    assert (identity["model"]["net"]["width"], identity["data"]["scale"]) == (2, 0.9)
+    assert f"experiment inspection, trained on {trained}/set, 1 epochs; val/average_precision" in said
+    assert "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64, data.scale=0.9" in said
+    assert "unlike" not in said
+
+
+def test_masks_with_grey_edges_train_at_the_first_command(trained: Path) -> None:
+    said = (trained / "runs/fit/inspection/1/fit.log").read_text()
+    assert "masks have grey edges" in said
+    assert "values from 128 on are the defect (data.mask_read.threshold=128)" in said
+    assert "splits: train " in said
+
+
+def test_what_is_typed_stays_and_is_told(trained: Path, tmp_path: Path) -> None:
+    code, identity, said = _predict(trained, tmp_path, f"data.root={trained}/set", "data.size_px=[64,96]")
+    assert code == 0
+    assert (identity["data"]["size_px"], identity["data"]["scale"]) == ([64, 96], None)
+    assert "was trained with data.patch_px=64, data.scale=0.9: what is found may be worse" in said
+    assert _predict(trained, tmp_path / "net", f"data.root={trained}/set", "model.net.width=4")[0] == 4
+
+
+def test_a_run_is_chosen_by_its_folder(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = f"data.root={trained}/set"
+    run = trained / "runs/fit/inspection/1"
+    assert _predict(trained, tmp_path, root, f"run={run}")[0] == 0
+    assert _predict(trained, tmp_path, root, "run=latest", "ckpt=last")[0] == 0
+    capsys.readouterr()
+    assert _predict(trained, tmp_path, root, f"run={run}", "ckpt=a.ckpt")[0] == 2
+    assert "give one of them" in capsys.readouterr().err
+    assert _predict(trained, tmp_path, root, f"run={tmp_path}/none")[0] == 3
+
+
+def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for number in range(3):
+        cv2.imwrite(str(tmp_path / "other" / f"{number}.png"), np.full((300, 300), 10, np.uint8))
+    code, _, said = _predict(trained, tmp_path / "out", f"data.root={tmp_path}/other")
+    assert code == 0
+    assert "these images are unlike those that the model was trained on" in said
+    assert "mean grey level 0.04 of the range, not 0." in said
+
+
+def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) -> None:
+    checkpoint = trained / "runs/fit/inspection/1/checkpoints/best.ckpt"
+    content = torch.load(checkpoint, weights_only=True)
+    content["lit_data"]["scores"] = {"val/image_auroc": 0.5}
+    torch.save(content, tmp_path / "weak.ckpt")
+    code, _, said = _predict(trained, tmp_path / "out", f"data.root={trained}/set", f"ckpt={tmp_path}/weak.ckpt")
+    assert code == 0
+    assert "val/image_auroc of the model is 0.5, which is near chance: verdicts are unsure" in said
+    rows = (tmp_path / "out" / "images.csv").read_text().splitlines()[1:]
+    assert {row.split(",")[3] for row in rows} == {"unsure"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"_target_": "${oc.env:HOME}"}},
+        {"scores": {"val/f1_max": "1"}},
+        {"look": {"channels": 1}},
+        {"look": {"channels": "a", "size_px": [1, 1], "grey": 0.0, "spread": 0.0}},
+        {"data": [1]},
+        {"experiment": 3},
+    ],
+)
+def test_a_hostile_record_is_refused(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    content = torch.load(trained / "runs/fit/inspection/1/checkpoints/best.ckpt", weights_only=True)
+    content["lit_data"] |= change
+    torch.save(content, tmp_path / "bad.ckpt")
+    with pytest.raises(StoreError, match="what it says of its training cannot be read"):
+        read_record(tmp_path / "bad.ckpt")
+
+
+def test_classes_of_a_foreign_record_are_not_built(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = torch.load(trained / "runs/fit/inspection/1/checkpoints/best.ckpt", weights_only=True)
+    content["lit_data"]["model"]["loss"] = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
+    torch.save(content, tmp_path / "foreign.ckpt")
+    cfg = _configuration()
+    take_trained(cfg, tmp_path / "foreign.ckpt")
+    assert cfg.model.net.width == 16
+    assert "was trained with lightning.pytorch.loggers.CSVLogger: name it with model._target_" in caplog.text
+
+
+def _configuration() -> DictConfig:
+    model = {
+        "_target_": "lit_data.modules.SegmentationModule",
+        "net": {"_target_": "lit_data.modules.UNet", "width": 16},
+    }
+    data = {"_target_": "lit_data.datamodules.InspectionDataModule", "read": {"alpha": "opaque"}, "scale": None}
+    return OmegaConf.create({"model": model, "data": data})
+
+
+def test_a_checkpoint_of_another_program_changes_nothing(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
+    cfg = _configuration()
+    assert take_trained(cfg, tmp_path / "a.ckpt") is None
+    assert cfg == _configuration()
+    assert find_doubt(None) is None
+    warn_of_other_data(None, None, None)
+
+
+def test_images_are_described_by_a_few_of_them() -> None:
+    asked = []
+
+    class Bank:
+        dtype, channels, heights_px, widths_px = np.uint8, 1, [10] * 100, [20] * 100
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, number: int) -> np.ndarray:
+            asked.append(number)
+            return np.full((1, 10, 20), 51, np.uint8)
+
+    look = look_at(Bank())  # type: ignore[arg-type]  # as far as it is asked
+    assert look == {"channels": 1, "size_px": [10, 20], "grey": pytest.approx(0.2), "spread": 0}
+    assert len(asked) == 32

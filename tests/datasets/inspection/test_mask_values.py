@@ -1,0 +1,96 @@
+"""Masks that are black and white but for their edges, and folders that hold such."""
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.datasets.inspection.layouts import find_inspection_set
+from lit_data.datasets.inspection.mask_values import choose_mask_options, has_grey_edges
+from lit_data.io.images.masks import MaskOptions
+
+
+def _disc(value: int = 255) -> np.ndarray:
+    mask = np.zeros((60, 80), np.uint8)
+    cv2.circle(mask, (30, 30), 12, value, -1)
+    return mask
+
+
+def _write(folder: Path, suffix: str, *masks: np.ndarray) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{number}{suffix}" for number in range(len(masks))]
+    for path, mask in zip(paths, masks, strict=True):
+        assert cv2.imwrite(str(path), mask)
+    return paths
+
+
+def test_smooth_edges_get_a_threshold_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    masks = _write(tmp_path, ".png", np.zeros((60, 80), np.uint8), cv2.GaussianBlur(_disc(), (0, 0), 0.8))
+    assert choose_mask_options(masks, MaskOptions()) == MaskOptions(threshold=128)
+    assert "of the pixels of 2 masks): values from 128 on are the defect (data.mask_read.threshold=128)" in caplog.text
+
+
+def test_masks_saved_as_jpeg_get_one_too(tmp_path: Path) -> None:
+    assert choose_mask_options(_write(tmp_path, ".jpg", _disc(), _disc()), MaskOptions()).threshold == 128
+
+
+def test_all_but_black_is_the_defect_where_masks_have_two_values(tmp_path: Path) -> None:
+    assert choose_mask_options(_write(tmp_path, ".png", _disc(38), _disc(38)), MaskOptions()).threshold == 1
+
+
+@pytest.mark.parametrize(
+    ("masks", "options"),
+    [
+        ([_disc(255), _disc(1)], {}),  # each file says by itself what it means
+        ([_disc(2), _disc(1), _disc(3)], {}),  # numbers of classes, which are to be named
+        ([np.where(_disc() > 0, 255, np.arange(80, dtype=np.uint8) % 20).astype(np.uint8)], {}),  # 255 is ignored
+        ([cv2.GaussianBlur(_disc(), (0, 0), 0.8)], {"threshold": 90}),
+        ([cv2.GaussianBlur(_disc(), (0, 0), 0.8)], {"classes": 200}),
+        ([np.tile(np.arange(0, 240, 3, dtype=np.uint8), (60, 1))], {}),  # a picture
+    ],
+)
+def test_other_masks_are_read_as_the_options_say(
+    tmp_path: Path, masks: list[np.ndarray], options: dict[str, Any]
+) -> None:
+    given = MaskOptions(**options)
+    assert choose_mask_options(_write(tmp_path, ".png", *masks), given) == given
+
+
+def test_a_mask_that_cannot_be_read_is_left_to_those_who_read_all(tmp_path: Path) -> None:
+    masks = _write(tmp_path, ".png", _disc(), cv2.GaussianBlur(_disc(), (0, 0), 0.8))
+    masks[0].write_bytes(b"no image")
+    assert choose_mask_options(masks, MaskOptions()).threshold == 128
+    assert choose_mask_options(masks[:1], MaskOptions()) == MaskOptions()
+    assert not has_grey_edges(np.zeros(256, np.int64))
+
+
+@pytest.mark.parametrize("name", ["mask-images", "training_masks", "defect_masks", "annot"])
+def test_folders_of_masks_are_known_by_their_names(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng(0)
+    _write(tmp_path / "training-images", ".png", *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)))
+    _write(tmp_path / name, ".png", *(_disc() for _ in range(3)))
+    found = find_inspection_set(tmp_path)
+    assert (found.layout, len(found.images), sum(mask is not None for mask in found.masks)) == ("folder", 3, 3)
+
+
+def test_a_folder_of_black_and_white_twins_holds_masks_whatever_its_name(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 255, (60, 80), np.uint8) for _ in range(4)]
+    _write(tmp_path / "a", ".png", *pictures)
+    _write(tmp_path / "b", ".png", *(_disc() for _ in range(4)))
+    found = find_inspection_set(tmp_path)
+    assert [path.parent.name for path in found.images] == ["a"] * 4
+    assert all(mask is not None and mask.parent.name == "b" for mask in found.masks)
+
+
+def test_kinds_of_images_with_the_same_names_stay_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for kind in ("dent", "good"):
+        _write(tmp_path / kind, ".png", *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(4)))
+    assert find_inspection_set(tmp_path).layout == "none"
+    for kind in ("white", "black"):  # nothing but black and white, in both
+        _write(tmp_path / "flat" / kind, ".png", *(_disc() for _ in range(4)))
+    assert find_inspection_set(tmp_path / "flat").layout == "none"

@@ -10,7 +10,3 @@ __version__ = "0.1.0"
 
 if sys.platform == "win32":
     raise ImportError("lit_data locks and maps files as Linux and macOS do: on Windows run it within WSL 2")
-
-from lit_data.moved import install
-
-install()

@@ -15,11 +15,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf
 from typing_extensions import override
 
-from lit_data.callbacks.checkpoint_io import AtomicCheckpointIO
+from lit_data.commands.checkpoints import AtomicCheckpointIO, TrainedRecord
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.targets import allowed_names, instantiate, trusted_names
 from lit_data.commands.launcher import is_first_of_machine
-from lit_data.commands.record import TrainedRecord
 from lit_data.commands.terminal import RunBar, quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError

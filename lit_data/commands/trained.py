@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from lit_data.commands.checkpoints import Look, absolute_root, look_at, read_record, to_plain
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.targets import allowed_names, trusted_names
-from lit_data.commands.record import Look, absolute_root, look_at, read_record, to_plain
 from lit_data.commands.session import find_typed
 from lit_data.errors import escape
 from lit_data.io.images.image_source import ImageBank
@@ -150,7 +150,7 @@ def warn_of_other_data(record: Mapping[str, Any] | None, root: str | None, bank:
     )
 
 
-def _list_unlike(trained: Look, here: Look) -> Iterator[str]:
+def _list_unlike(trained: Mapping[str, Any], here: Look) -> Iterator[str]:
     if here["channels"] != trained["channels"]:
         yield f"{here['channels']} channels, not {trained['channels']}"
     ratios = [length / max(1, other) for length, other in zip(here["size_px"], trained["size_px"], strict=True)]

@@ -191,10 +191,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return {}
 
     def find_classes(self) -> Sequence[str] | None:
-        """Return the names of the classes that the data have by themselves; None where they have none.
-
-        Called before `setup`, on every rank, for models that need to know how many there are.
-        """
+        """Return the names of the classes that the data give, before `setup`; None where they give none."""
         return None
 
     def check_sources(self) -> dict[str, int]:
@@ -229,10 +226,8 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         if self.bank is None or self.source is None:
             return []
         split_of = {n: split for split, numbers in self.split_images.items() for n in numbers.tolist()}
-        return [
-            {"image": self.source.name(self.bank.name(number)), "split": split}
-            for number, split in sorted(split_of.items())
-        ]
+        name = self.bank.name
+        return [{"image": self.source.name(name(number)), "split": split} for number, split in sorted(split_of.items())]
 
     def export_files(self, folder: Path) -> dict[str, int] | None:
         """For ``prepare.export``: write the set in a format of its own; none where samples are written as images.

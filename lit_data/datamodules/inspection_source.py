@@ -18,7 +18,6 @@ from lit_data.datamodules.masked_source import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annotated, draw_masks, read_annotations
 from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set
-from lit_data.datasets.inspection.mask_values import choose_mask_options
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.inspection.splitting import find_details, group_details
@@ -35,7 +34,7 @@ from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.header_scan import find_faults
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.masks import MaskOptions, choose_mask_options
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.scaling import OriginalSizes, ScaledDecoder, Scaling, check_mask_sizes, read_sizes

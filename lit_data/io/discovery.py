@@ -17,7 +17,6 @@ from lit_data.io.source import check_regular, describe_missing, nearest_existing
 
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
-_LEFT_BY_SYSTEMS = ("__MACOSX", "Thumbs.db", "System Volume Information", "$RECYCLE.BIN")
 _WITHIN = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
@@ -64,7 +63,7 @@ class FolderWalk:
 
     def _visit(self, entry: os.DirEntry[str], folder: _ListedFolder) -> Iterator[str]:
         relative = folder.prefix + entry.name
-        if entry.name.startswith(".") or entry.name in _LEFT_BY_SYSTEMS:
+        if entry.name.startswith("."):
             self.ignored["hidden"] += 1
         elif entry.is_symlink():
             yield from self._follow(entry, relative, folder)

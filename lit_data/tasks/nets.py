@@ -156,7 +156,7 @@ def open_predictor(
     on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
     lanes = options.lanes or _choose_lanes(options, device)
     batch_size = options.batch_size or _choose_batch_size(options, lanes, on_cpu=on_cpu)
-    round_px = options.round_px or (1 if takes_any_size(net, images, options, device) else options.multiple_px)
+    round_px = options.round_px or (1 if _takes_any_size(net, images, options, device) else options.multiple_px)
     if options.quantise == "static":  # compiled for tiles of one size
         round_px = max(options.tile_sides_px)
     return TiledPredictor(
@@ -182,13 +182,15 @@ def open_predictor(
     )
 
 
-def takes_any_size(net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device) -> bool:
+def _takes_any_size(net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device) -> bool:
     """Whether a net gives a value for each pixel of a tile whose sides its stride does not divide.
 
-    Many nets refuse such tiles, each with an error of its own kind.
+    Many nets refuse such tiles, each with an error of its own kind. It is not asked where all sides are multiples.
     """
     if options.quantise == "static" or options.compile:
         return False
+    if not any((sides % options.multiple_px).any() for sides in (images.bank.heights_px, images.bank.widths_px)):
+        return True
     side_px = 4 * options.multiple_px + 1
     tile = torch.zeros(1, images.tile_channels, side_px, side_px)
     try:

@@ -1,6 +1,7 @@
 """What a checkpoint says of its training, and what ``predict`` and ``test`` take from it."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.cli import main
-from lit_data.commands.record import look_at, read_record
+from lit_data.commands.checkpoints import look_at, read_record
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import StoreError
 
@@ -28,6 +29,7 @@ NET = ["model.net.width=2", "model.net.depth=1"]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``set``, images of which half have a mask with grey edges, and ``runs`` with a run on them."""
+    root_log, level = logging.getLogger(), logging.getLogger().level
     folder = tmp_path_factory.mktemp("trained")
     rng = np.random.default_rng(0)
     (folder / "set" / "masks").mkdir(parents=True)
@@ -48,6 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         main(["fit", "+experiment=inspection", f"data.root={folder}/set", *_places(folder), *SMALL, *NET, *options])
         == 0
     )
+    root_log.setLevel(level)  # the command sets it for its process
     return folder
 
 

@@ -75,7 +75,6 @@ def test_a_scaled_set_is_cut_in_fewer_patches(tmp_path: Path) -> None:
     np.testing.assert_array_equal(half.bank[0][0], image)
     again = _data(tmp_path, patch_px=16, scale=0.5, splits={"train": 1.0})
     assert again.bank.key == half.bank.key != plain.bank.key  # type: ignore[attr-defined]
-    assert half.state_dict()["options"] == {"size_px": None, "scale": 0.5}
 
 
 def test_half_of_the_whole_images_that_train_show_a_defect(tmp_path: Path) -> None:

@@ -78,9 +78,14 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize(
     ("sizes", "options", "tiles"),
     [
-        ([(40, 52)], {"multiple_px": 1}, {(1, 3, 40, 52)}),  # few sizes: as they are
-        ([(40, 52)], {"multiple_px": 16}, {(1, 3, 48, 64)}),
-        ([(40, n) for n in range(48, 54)], {"multiple_px": 1}, {(4, 3, 40, 56), (1, 3, 40, 48), (1, 3, 40, 56)}),
+        ([(40, 52)], {"multiple_px": 1}, {(1, 3, 40, 52)}),
+        (
+            [(40, 52)],
+            {"multiple_px": 16},
+            {(1, 3, 65, 65), (1, 3, 40, 52)},
+        ),  # asked with 65 px whether it takes any size
+        ([(40, 52)], {"multiple_px": 16, "round_px": 16}, {(1, 3, 48, 64)}),
+        ([(40, n) for n in range(48, 51)], {"multiple_px": 1}, {(1, 3, 40, n) for n in range(48, 51)}),
         ([(64, 64)] * 7, {"lanes": 2}, {(1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"batch_size": 3}, {(3, 3, 64, 64), (1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"max_batch_size": 2}, {(2, 3, 64, 64), (1, 3, 64, 64)}),
@@ -101,3 +106,16 @@ def test_batches_are_as_large_as_asked_for(
     model, images, chosen = Blur(1), _images(*sizes), PredictOptions(tile_px=64, **given)
     predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
     assert set(model.sizes) == tiles
+
+
+def test_a_net_that_refuses_odd_sizes_gets_sides_filled_up_by_their_edge(tmp_path: Path) -> None:
+    class Halving(Blur):
+        def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+            if batch["image"].shape[2] % 16:
+                raise ValueError("my sides must be multiples of 16")
+            return super().predict_step(batch, batch_idx)
+
+    run = PredictRun(folder=tmp_path, identity={}, make_trainer=lambda callbacks: L.Trainer(**QUIET))
+    model, images, chosen = Halving(1), _images((40, 52)), PredictOptions(tile_px=64)
+    predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
+    assert set(model.sizes) == {(1, 3, 48, 64)}

@@ -7,7 +7,6 @@ from typing import Any
 
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
-from lit_data.moved import MOVED
 
 _REFUSED = (
     "lit_data.cli",  # they run commands and build objects themselves
@@ -92,7 +91,7 @@ def _locate(target: str, key: str) -> object:
             found = _import(path, target, key, parent=found)
         else:
             found = getattr(found, part, None)
-        if isinstance(found, ModuleType) and found.__name__ not in (path, MOVED.get(path)):
+        if isinstance(found, ModuleType) and found.__name__ != path:
             raise ConfigError(f"'{key}' is '{target}': '{path}' is another name of '{found.__name__}'.")
     return found
 

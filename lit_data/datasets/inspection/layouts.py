@@ -14,11 +14,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from lit_data.datasets.inspection.mask_values import count_values, has_grey_edges
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import SHOWN, DataError, Problems, show_path
 from lit_data.io.discovery import FolderWalk, name_below
-from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.masks import MaskOptions, count_values, has_grey_edges
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
@@ -142,7 +141,7 @@ def is_black_and_white(path: Path) -> bool:
         counts = count_values(path, MaskOptions())
     except DataError:
         return False
-    return counts is not None and (np.count_nonzero(counts) <= 2 or has_grey_edges(counts))
+    return counts is not None and bool(np.count_nonzero(counts) <= 2 or has_grey_edges(counts))
 
 
 def is_anomaly(parts: Sequence[str]) -> bool:

@@ -164,7 +164,7 @@ def test_a_worker_that_dies_is_reported_with_its_volume(tmp_path: Path, monkeypa
     _write(tmp_path / "ct", 8)
     code = "import os, sys; sys.stdin.readline(); os._exit(9)"
 
-    def start(environment: dict[str, str]) -> "subprocess.Popen[str]":
+    def start() -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.inspection.layouts import find_inspection_set
-from lit_data.datasets.inspection.mask_values import choose_mask_options, has_grey_edges
-from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.masks import MaskOptions, choose_mask_options, has_grey_edges
 
 
 def _disc(value: int = 255) -> np.ndarray:

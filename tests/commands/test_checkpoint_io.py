@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_data.callbacks.checkpoint_io import AtomicCheckpointIO
+from lit_data.commands.checkpoints import AtomicCheckpointIO
 
 SAVING = """
     import sys, torch
-    from lit_data.callbacks.checkpoint_io import AtomicCheckpointIO
+    from lit_data.commands.checkpoints import AtomicCheckpointIO
 
     io, number = AtomicCheckpointIO(), 0
     while True:

@@ -28,6 +28,7 @@ from lit_data.datamodules.detection_source import DetectionSource
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
 from lit_data.datasets.splits import SPLITS, Splits
+from lit_data.errors import DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, describe_bank
@@ -128,6 +129,11 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     def build_dataset(self, stage: Stage) -> DetectionDataset:
         """Images of one stage; all of them to predict."""
+        if stage != "predict" and not len(self.files.labels.boxes):
+            raise DataError(
+                f"{show_path(self.source.folder)}: no image has a box, so there is nothing to learn or to score; see "
+                "docs/detection.md for the labels that are known"
+            )
         return DetectionDataset(
             self.bank,
             self.files.labels,

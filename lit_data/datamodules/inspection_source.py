@@ -164,9 +164,8 @@ class InspectionFiles(MaskedImageFolder):
     def mask_options(self) -> MaskOptions:
         """How the masks are read: `mask_read`, or numbers of `classes`."""
         if self.classes is None or self._kinds_are_classes:
-            if self.shards is not None:
-                return self.mask_read
-            return choose_mask_options([mask for mask in self.found.masks if mask is not None], self.mask_read)
+            masks = [] if self.shards is not None else [mask for mask in self.found.masks if mask is not None]
+            return choose_mask_options(masks, self.mask_read)
         options = MaskOptions() if self.found.layout in _DRAWN else self.mask_read
         return replace(options, classes=len(self.classes) + 1)
 

@@ -3,9 +3,9 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import lightning as L
 import matplotlib
@@ -57,6 +57,7 @@ class BoxTask(Task[DetectionDataModule]):
     """Images with their boxes."""
 
     predicts = "list of objects"
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     trained_data = ("classes", "read", "size_px")
 
     @override

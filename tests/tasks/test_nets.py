@@ -79,11 +79,8 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
     ("sizes", "options", "tiles"),
     [
         ([(40, 52)], {"multiple_px": 1}, {(1, 3, 40, 52)}),
-        (
-            [(40, 52)],
-            {"multiple_px": 16},
-            {(1, 3, 65, 65), (1, 3, 40, 52)},
-        ),  # asked with 65 px whether it takes any size
+        # The net is asked with 65 px whether it takes any size.
+        ([(40, 52)], {"multiple_px": 16}, {(1, 3, 65, 65), (1, 3, 40, 52)}),
         ([(40, 52)], {"multiple_px": 16, "round_px": 16}, {(1, 3, 48, 64)}),
         ([(40, n) for n in range(48, 51)], {"multiple_px": 1}, {(1, 3, 40, n) for n in range(48, 51)}),
         ([(64, 64)] * 7, {"lanes": 2}, {(1, 3, 64, 64)}),

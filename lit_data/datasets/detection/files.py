@@ -26,7 +26,7 @@ from lit_data.io.progress import track
 log = logging.getLogger(__name__)
 
 
-LabelFormat = Literal["auto", "yolo", "coco", "voc"]
+LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
 _PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations_voc"))}
 _SIDE_FILES: Final = (
@@ -99,7 +99,8 @@ def find_detection_files(
 
     Args:
         root: Folder of the set.
-        label_format: `auto` takes the first of yolo, coco, voc that is there.
+        label_format: `auto` takes the first of yolo, coco, voc that is there, and where `classes` are named none;
+            `none` takes the images alone.
         classes: Names of the classes in the order of their numbers. By default those of ``data.yaml`` or
             ``classes.txt``; for COCO, and for VOC without such a file, those of the labels.
         annotations: The one COCO file to read, relative to the root.
@@ -120,7 +121,7 @@ def find_detection_files(
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     folder = _open_folder(Path(os.path.abspath(root)), allow_outside)  # noqa: PTH100 - keeps links
-    found = _find_labels(folder, label_format, annotations, on_bad, allow_outside)
+    found = _find_labels(folder, label_format, annotations, on_bad, allow_outside, unlabelled=bool(classes))
     fixed = _find_splits(folder, splits, found.coco, allow_outside)
     members, sizes_px = _measure(folder, _list_members(folder, found.coco, fixed), read, on_bad)
     labels = _read_labels(folder, found, members, sizes_px, classes, difficult, on_bad)
@@ -143,12 +144,20 @@ def _open_folder(root: Path, allow_outside: bool) -> _Folder:
 
 
 def _find_labels(
-    folder: _Folder, wanted: LabelFormat, annotations: AnyPath | None, on_bad: OnBad, allow_outside: bool
+    folder: _Folder,
+    wanted: LabelFormat,
+    annotations: AnyPath | None,
+    on_bad: OnBad,
+    allow_outside: bool,
+    *,
+    unlabelled: bool,
 ) -> _Labels:
-    """The labels of the wanted format, or of the first that is there."""
+    """The labels of the wanted format, or of the first that is there; none where that is allowed."""
     if annotations is not None and wanted not in ("auto", "coco"):
         raise ConfigError(f"annotations= is a COCO file, but label_format={wanted!r}; set it to 'coco'")
-    for label_format in get_args(LabelFormat)[1:] if wanted == "auto" and annotations is None else (wanted,):
+    if wanted == "none":
+        return _Labels("none", (), {})
+    for label_format in ("yolo", "coco", "voc") if wanted == "auto" and annotations is None else (wanted,):
         if label_format in _PLACES:
             suffix, parents = _PLACES[label_format]
             match = match_label_files(folder.root, folder.index, suffix, parents, allow_outside=allow_outside)
@@ -159,6 +168,9 @@ def _find_labels(
         given = [] if annotations is None else [folder.root / annotations]
         if paths := given or sorted(folder.root.glob("annotations/instances_*.json")):
             return _Labels("coco", tuple(map(load_coco, paths)), {})
+    if wanted == "auto" and annotations is None and unlabelled:
+        log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
+        return _Labels("none", (), {})
     raise DataError(
         f"{show_path(folder.root)}: no labels (label_format={wanted}); looked for labels/*.txt, "
         "annotations/instances_*.json, Annotations/*.xml and annotations_voc/*.xml, as far as the format goes"
@@ -234,6 +246,8 @@ def _read_labels(
         others = [paths[number] for number in sorted(set(range(len(paths))) - set(members))]
         return read_coco_labels(images, sizes_px, found.coco, others=others, classes=classes, on_bad=on_bad)
     names = classes or folder.yaml.classes or read_class_names(folder.root) or None
+    if found.label_format == "none" and names:
+        return LabelTable(tuple(names), np.zeros((0, 5), np.float32), np.zeros(len(images), np.int64))
     if found.label_format == "voc":
         return read_voc_labels(images, sizes_px, files, classes=names, difficult=difficult, on_bad=on_bad)
     if names is None:

@@ -371,3 +371,14 @@ def test_a_list_that_data_yaml_names_is_not_read_behind_a_link(
     with pytest.raises(DataError, match="leads out of the data folder") as caught:
         find_detection_files(flat)
     assert "token" not in str(caught.value)
+
+
+def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        cv2.imwrite(str(tmp_path / f"{name}.png"), np.zeros((20, 30, 3), np.uint8))
+    with pytest.raises(DataError, match=r"no labels \(label_format=auto\)"):
+        find_detection_files(tmp_path)
+    for label_format in ("auto", "none"):
+        found = find_detection_files(tmp_path, label_format=label_format, classes=["dot"], splits={"train": 1.0})
+        assert ([Path(image).name for image in found.images], found.labels.classes) == (["a.png", "b.png"], ("dot",))
+        assert found.labels.ends.tolist() == [0, 0]

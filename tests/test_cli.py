@@ -616,6 +616,13 @@ def test_every_job_of_a_sweep_starts_its_ranks(tmp_path: Path, isolate: str) -> 
         (["resume="], "resume='': give latest, or the folder of a run"),
         (["resume=latest", "ckpt=best"], "resume=latest and ckpt=best: give one of them"),
         (["paths.runs="], "paths.runs is empty: is it a shell variable that is not set?"),
+        (
+            ["paths.runs=s3://bucket/runs"],
+            "paths.runs=s3://bucket/runs is an address: results and stores lie on a disk",
+        ),
+        (["paths.cache=gs://bucket"], "paths.cache=gs://bucket is an address"),
+        (["hydra.run.dir=s3://bucket/a"], "s3:/bucket/a is an address"),
+        (["run=latest"], "run=latest chooses the checkpoint of other commands: fit goes on with resume=latest"),
         (["name=../.."], "name='../..' is part of the run folder: choose a plain name"),
         (["name=/tmp/x"], "name='/tmp/x' is part of the run folder"),
         (["data.samples=count:16"], "samples='count:16' must hold names and values: in a shell, quote the braces"),

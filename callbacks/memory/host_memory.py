@@ -93,7 +93,7 @@ class TreeReader:
         if memory is not None and cost_s > _SLOW_S and not self._told:
             self._told = True
             text = "reading the memory of %d processes takes %.0f ms: pss_bytes is measured every %.0f s at most"
-            log.info(text, memory.processes, 1e3 * cost_s, cost_s / _COST_SHARE)
+            log.debug(text, memory.processes, 1e3 * cost_s, cost_s / _COST_SHARE)
         return memory
 
 

@@ -208,6 +208,8 @@ def find_start(cfg: DictConfig) -> Path | None:
         DataError: The file does not exist or is no checkpoint, or there is none to choose.
     """
     resume = cfg.get("resume")
+    if cfg.get("run") is not None:
+        raise ConfigError(f"run={cfg.run} chooses the checkpoint of other commands: fit goes on with resume={cfg.run}")
     if resume is None:
         return None if cfg.ckpt is None else _check_training(find_checkpoint(cfg))
     if cfg.ckpt is not None:

@@ -48,6 +48,7 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
     cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
     assert isinstance(cfg, DictConfig)
     with allow_packages(packages):
+        take_trained(cfg, checkpoint)  # a run may have taken its classes from the data
         model = build_model(cfg, trained=True)
     load_weights(model, checkpoint)
     return model.eval()

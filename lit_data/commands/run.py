@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -130,6 +131,12 @@ def _check_place(cfg: DictConfig, folder: Path) -> None:
     """Refuse a run folder that lies elsewhere than it seems, or cannot be made; nothing is left behind."""
     if not str(cfg.paths.runs).strip():
         raise ConfigError("paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave it out")
+    places = {"paths.runs": cfg.paths.runs, "paths.cache": cfg.paths.get("cache"), "the run folder": folder}
+    for key, place in places.items():
+        if re.match(r"[a-z0-9+]+:/", str(place).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
+            raise ConfigError(
+                f"{key}={place} is an address: results and stores lie on a disk of this machine; name a folder"
+            )
     parts = Path(str(cfg.name)).parts
     if not parts or ".." in parts or Path(str(cfg.name)).is_absolute():
         raise ConfigError(

@@ -1,5 +1,6 @@
 """`StripeDataModule`: inspection images with a target and two references."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -30,6 +31,8 @@ from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
+
+log = logging.getLogger(__name__)
 
 
 class StripeDataModule(BaseDataModule[StripeDataset]):
@@ -191,6 +194,9 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         self.grid = PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name)
         names = self.source.names(self.bank)
         self.split_images = split_images(names, self.splits, seed=self.split_seed)
+        is_shared_out = sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1  # not to predict
+        if self.source.root and self.source.masks is None and self.synthesis is not None and is_shared_out:
+            log.info("no masks: targets are taken as good, and defects are drawn into them")
         augment, patch_px = stage_augmentations(self.augment), self.grid.patch_px
         self.margins_px = find_margins(augment, patch_px)
         self.transformation = StripeTransform(

@@ -103,7 +103,7 @@ def test_reading_takes_a_quarter_of_a_percent_of_the_time(
     monkeypatch.setattr(host_memory, "time", clock)
     monkeypatch.setattr(host_memory, "read_tree", read)
     reader, began_s = TreeReader(), clock.now_s
-    with caplog.at_level(logging.INFO, host_memory.__name__):
+    with caplog.at_level(logging.DEBUG, host_memory.__name__):
         assert reader.read() == memory
         clock.now_s = began_s + pause_s - 0.001
         assert reader.read() is None

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.cli import main
 from lit_data.commands.checkpoints import look_at, read_record
+from lit_data.commands.evaluate import load_trained
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import StoreError
 
@@ -188,3 +189,26 @@ def test_images_are_described_by_a_few_of_them() -> None:
     look = look_at(Bank())  # type: ignore[arg-type]  # as far as it is asked
     assert look == {"channels": 1, "size_px": [10, 20], "grey": pytest.approx(0.2), "spread": 0}
     assert len(asked) == 32
+
+
+def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for place, kind in enumerate(("dent", "good", "hole")):
+        (tmp_path / "set" / kind).mkdir(parents=True)
+        for number in range(8):
+            image = rng.integers(60 * place, 60 * place + 50, (40, 40), dtype=np.uint8)
+            cv2.imwrite(str(tmp_path / "set" / kind / f"{kind}{number}.png"), image)
+    run = tmp_path / "run"
+    words = [f"data.root={tmp_path}/set", *_places(tmp_path), "data.size_px=32", "data.similar=apart"]
+    net = ["model.net.width=4", "model.net.depth=2", f"hydra.run.dir={run}"]
+    assert main(["fit", "+experiment=labelled", *words, *SMALL, *net]) == 0
+    record = read_record(run / "checkpoints/best.ckpt")
+    assert record is not None
+    assert record["data"]["classes"] == record["model"]["classes"] == ["good", "dent", "hole"]
+    module: Any = load_trained(run, run / "checkpoints/best.ckpt")
+    assert module.classes == ("good", "dent", "hole")
+    (tmp_path / "new").mkdir()
+    cv2.imwrite(str(tmp_path / "new" / "1.png"), np.full((40, 40), 20, np.uint8))
+    out = ["trainer=cpu", *_places(tmp_path), f"data.root={tmp_path}/new", f"hydra.run.dir={tmp_path}/out"]
+    assert main(["predict", "+experiment=labelled", *out, f"run={run}"]) == 0
+    assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[1].split(",")[1] in ("good", "dent", "hole")

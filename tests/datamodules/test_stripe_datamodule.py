@@ -497,3 +497,15 @@ def test_finishing_leaves_the_pixels_of_the_loader_as_they_are(make: Make, tmp_p
     first, second = (datamodule.finish_batch(planned, "train") for _ in range(2))
     assert torch.equal(planned["image"], before)
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_targets_without_masks_are_said_to_be_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        np.save(tmp_path / f"{number}.npy", rng.integers(0, 255, (3, 140, 140), dtype=np.uint8))
+    caplog.set_level("INFO")
+    for synthesis, said in ((DefectSpec(), True), (None, False)):
+        caplog.clear()
+        data = StripeDataModule(tmp_path, cache="none", synthesis=synthesis)
+        data.prepare_data()
+        assert ("no masks: targets are taken as good, and defects are drawn into them" in caplog.text) is said

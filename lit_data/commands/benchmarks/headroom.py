@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.session import build_datamodule, build_model, build_trainer
+from lit_data.commands.session import build_datamodule, build_model, build_trainer, name_classes
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
 from lit_data.loading.device_timer import read_clock
@@ -29,6 +29,7 @@ T = TypeVar("T")
 def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Train with the loader and with replayed batches, in turn; see `lit_data.commands.benchmark.run`."""
     datamodule = build_datamodule(cfg)
+    name_classes(cfg, datamodule)
     datamodule.setup("fit")
     batches: list[Any] = []
     speeds: dict[str, list[float]] = {"fit": [], "headroom": []}

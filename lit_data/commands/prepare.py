@@ -66,6 +66,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if options.check:
         counts = build_datamodule(cfg, prepared=False).check_sources()
         log.info("%s", _describe_good(counts))
+        _warn_of_no_masks(cfg, counts)
         return {f"prepare/{key}": value for key, value in counts.items()}
     if options.store:
         return {f"prepare/{key}": value for key, value in _publish(cfg, options).items()}
@@ -82,7 +83,18 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         report |= _export(cfg, options, datamodule)
     for key, value in report.items():
         log.info("%s: %s", key.replace("_", " "), value)
+    _warn_of_no_masks(cfg, report)
     return {f"prepare/{key}": value for key, value in report.items()}
+
+
+def _warn_of_no_masks(cfg: DictConfig, report: Mapping[str, Any]) -> None:
+    """Warn where training would find nothing that says what a defect is."""
+    learns_good = cfg.data.get("train_on") == "good"
+    if report.get("images_with_masks") == 0 and cfg.data.get("synthesis") is None and not learns_good:
+        log.warning(
+            "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw defects, "
+            "synthesis=library, learn good parts alone, +experiment=anomaly, or folders as labels, +experiment=labelled"
+        )
 
 
 def _publish(cfg: DictConfig, options: PrepareOptions) -> dict[str, int]:

@@ -141,11 +141,17 @@ class ShardCache(Generic[Opened]):
     def _open_file(self, number: int) -> Opened:
         for left in reversed(range(_TRIES)):
             path = self.fetch(number)
+            self._stamp(number, time.time())  # others remove what was used longest ago
             try:
                 return self._open_copy(path)
-            except StoreError:
-                if path.exists() or not left:
+            except (StoreError, FileNotFoundError) as error:
+                if path.exists():
                     raise
+                if not left:
+                    raise StoreError(
+                        f"{path}: other processes removed it {_TRIES} times before it was opened: they share a cache "
+                        "that is too small for all of them, raise data.cache_bytes"
+                    ) from error
         raise AssertionError
 
     def _keep(self, number: int, found: Opened, now_s: float) -> None:

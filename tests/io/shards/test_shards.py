@@ -17,7 +17,7 @@ import pytest
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datamodules.stripe_files import StripeFiles
 from lit_data.datasets.inspection.splitting import group_similar
-from lit_data.errors import ConfigError, DataError, StoreCorruptError
+from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
@@ -251,6 +251,28 @@ def test_a_shard_that_is_removed_stays_readable_to_its_readers(make: Make, addre
         path.unlink()
     np.testing.assert_array_equal(image, wanted)
     np.testing.assert_array_equal(open_store(make(address, "other"))[0], wanted)
+
+
+@pytest.mark.parametrize(("removals", "succeeds"), [(4, True), (5, False)])
+def test_a_shard_that_others_remove_before_it_is_opened_is_fetched_again(
+    make: Make, address: Path, monkeypatch: pytest.MonkeyPatch, removals: int, succeeds: bool
+) -> None:
+    store = open_store(make(address, "other"))
+    fetches, fetch = [], store.cache.fetch
+
+    def fetch_and_remove(number: int) -> Path:
+        path = fetch(number)
+        fetches.append(path)
+        if len(fetches) <= removals:
+            path.unlink()
+        return path
+
+    monkeypatch.setattr(store.cache, "fetch", fetch_and_remove)
+    if succeeds:
+        np.testing.assert_array_equal(store[0][0], draw(0))
+        return
+    with pytest.raises(StoreError, match=r"removed it 5 times before it was opened: .* raise data.cache_bytes"):
+        store[0]
 
 
 def test_too_small_a_bound_is_refused(make: Make, address: Path) -> None:

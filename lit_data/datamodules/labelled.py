@@ -1,7 +1,5 @@
 """`LabelledImageDataModule`: whole images with one label each, such as those in a folder for each kind of defect."""
 
-import csv
-import io
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.voc import NameIndex
-from lit_data.datasets.inspection.annotations import CLASS_COLUMNS, IMAGE_COLUMNS, choose_column
+from lit_data.datasets.inspection.annotations import CLASS_COLUMNS, IMAGE_COLUMNS, choose_column, read_table
 from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
@@ -31,7 +29,6 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import FittedDecoder
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.source import open_source, read_whole
 from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
@@ -83,10 +80,9 @@ class LabelledFiles(InspectionFiles):
         """
         index = NameIndex(found.images)
         for path in sorted(self.folder.rglob("*.csv")):
-            with open_source(path) as stream:
-                rows = csv.DictReader(io.StringIO(read_whole(stream).decode("utf-8-sig", "replace"), newline=""))
-                image, label = (choose_column(rows.fieldnames or (), known) for known in (IMAGE_COLUMNS, CLASS_COLUMNS))
-                told = [(str(row[image]), str(row[label])) for row in rows] if image and label else []
+            columns, rows = read_table(path)
+            image, label = (choose_column(columns, known) for known in (IMAGE_COLUMNS, CLASS_COLUMNS))
+            told = [(str(row[image]), str(row[label])) for row in rows] if image and label else []
             if told:
                 return self._match(found, index, told, str(path))
         return None

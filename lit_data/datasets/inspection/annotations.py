@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -215,11 +215,9 @@ def _read_labelme(path: Path, found: Annotated) -> None:
 
 
 def _read_csv(path: Path, found: Annotated) -> None:
-    with open_source(path) as stream:
-        text = io.StringIO(read_whole(stream).decode("utf-8-sig", "replace"), newline="")
-    rows = csv.DictReader(text)
+    columns, rows = read_table(path)
     known = (IMAGE_COLUMNS, _RUN_COLUMNS, CLASS_COLUMNS)
-    image, run, kind = (choose_column(rows.fieldnames or (), names) for names in known)
+    image, run, kind = (choose_column(columns, names) for names in known)
     if not image or not run:
         return
     for place, row in enumerate(rows, 2):
@@ -230,6 +228,15 @@ def _read_csv(path: Path, found: Annotated) -> None:
         said = str(row.get(run) or "").strip()
         if said and said != "-1":
             found.add(number, where, category, runs(said))
+
+
+def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """Return the names of the columns of a CSV file, and its rows."""
+    with open_source(path) as stream:
+        text = read_whole(stream).decode("utf-8-sig", "replace")
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # runs of a large mask are one long field
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return rows.fieldnames or (), list(rows)
 
 
 def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datasets.inspection.annotations import draw_masks, read_annotations
+from lit_data.datasets.inspection.annotations import draw_masks, read_annotations, read_table
 from lit_data.errors import DataError
 
 SIZE = (20, 30)
@@ -230,3 +230,14 @@ def test_values_of_another_kind_are_a_fault_and_no_crash(folder: Path) -> None:
     (folder / "b.json").write_text(json.dumps({"shapes": [1, 2]}))
     with pytest.raises(DataError, match=r"1 annotations are bad:\n.*b\.json: cannot be read \(AttributeError"):
         _draw(folder)
+
+
+def test_runs_may_be_longer_than_python_takes_for_a_field(tmp_path: Path) -> None:
+    image = np.zeros((400, 500), np.uint8)
+    cv2.imwrite(str(tmp_path / "a.png"), image)
+    every_second = " ".join(f"{start} 1" for start in range(1, image.size, 2))
+    assert len(every_second) > 2**17
+    _csv(tmp_path, f'a.png,1,"{every_second}"')
+    columns, rows = read_table(tmp_path / "train.csv")
+    assert list(columns) == ["ImageId", "ClassId", "EncodedPixels"]
+    assert rows[0]["EncodedPixels"] == every_second

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from lit_data.io.store.store_retention import describe_options
 from lit_data.samples.detection import ensure_detection_samples
 
 _LABELS: Final = "boxes.npz"
+_ALL: Final = {"train": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,15 @@ class DetectionSource(ImageSet):
     def _find(self) -> DetectionFiles:
         if self.shards is not None:
             files, labelling = _read_files(self.folder)
-            changes = [change.removeprefix("decoder.") for change in describe_options(labelling, self._labelling)]
+            told, wanted = labelling, json.loads(self._labelling)
+            if wanted["classes"] == list(files.labels.classes):  # named as the set has them
+                wanted["classes"] = told.get("classes")
+            if wanted["splits"] == _ALL:
+                wanted["splits"] = told.get("splits")
+                files = replace(files, splits={"train": list(range(len(files.images))), "val": [], "test": []})
+            changes = [
+                change.removeprefix("decoder.") for change in describe_options(json.dumps(told), json.dumps(wanted))
+            ]
             if changes:
                 raise ConfigError(
                     f"{self.root}: its boxes were read with other options: {', '.join(changes)}: set them as they "
@@ -159,7 +168,7 @@ def _to_plain(value: Any) -> dict[str, Any] | list[Any]:  # noqa: ANN401 - what 
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 
-def _read_files(folder: Path) -> tuple[DetectionFiles, str]:
+def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
     """What `DetectionSource.list_beside` wrote of a set of shards, and the options of the boxes.
 
     Raises:
@@ -173,7 +182,10 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, str]:
             raise ValueError("a name leads out of the folder")
         images = tuple(str(folder / name) for name in told["images"])
         labels = LabelTable(tuple(told["classes"]), parts["boxes"], parts["ends"])
-        return DetectionFiles(images, labels, told["splits"], parts["sizes_px"]), str(told["options"])
+        options = json.loads(told["options"])
+        if not isinstance(options, dict):
+            raise ValueError("its options are none")
+        return DetectionFiles(images, labels, told["splits"], parts["sizes_px"]), options
     except (OSError, ValueError, KeyError, TypeError, BadZipFile, ConfigError) as error:
         raise DataError(f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})") from error
 

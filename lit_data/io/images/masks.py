@@ -224,7 +224,7 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
         return options
     if has_grey_edges(counts):
         between = counts[_END : 256 - _END].sum() / counts.sum()
-        reason = f"masks have grey edges ({between:.1%} of the pixels of {len(chosen)} masks): values from"
+        reason = f"masks have grey edges ({between:.2%} of the pixels of {len(chosen)} masks): values from"
     elif len(values) == 2 and values[0] == 0:
         return _tell(options, 1, f"masks hold 0 and {values[1]}: values from")
     else:

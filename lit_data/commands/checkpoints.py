@@ -69,14 +69,12 @@ class TrainedRecord(L.Callback):
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        bank = getattr(_datamodule_of(trainer), "bank", None)
+        bank = getattr(trainer.datamodule, "bank", None)  # type: ignore[attr-defined]  # of the data connector
         self._look = None if bank is None else look_at(bank)
 
     @override
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         data = to_plain(self.cfg.data)
-        if classes := getattr(_datamodule_of(trainer), "classes", None):
-            data["classes"] = list(classes)
         names = find_task_of(type(trainer.datamodule)).trained_data  # type: ignore[attr-defined]  # of the data connector
         scores = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         monitors = [found.monitor for found in trainer.checkpoint_callbacks if isinstance(found, ModelCheckpoint)]
@@ -164,11 +162,6 @@ def look_at(bank: ImageBank) -> Look:
 def absolute_root(root: str) -> str:
     """Return a folder as an absolute path, and an address as it is."""
     return root if "://" in root else str(Path(root).expanduser().resolve())
-
-
-def _datamodule_of(trainer: L.Trainer) -> L.LightningDataModule | None:
-    found: L.LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]  # of the data connector
-    return found
 
 
 def to_plain(node: DictConfig) -> dict[str, Any]:

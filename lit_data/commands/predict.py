@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lit_data.commands.checkpoints import find_checkpoint, load_weights
+from lit_data.commands.checkpoints import find_checkpoint, load_weights, to_plain
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.targets import allowed_names, read_options, trusted_names
 from lit_data.commands.result import PartlyDoneError
@@ -151,15 +151,9 @@ def _warn_of_nothing_to_resume(folder: Path, options: PredictOptions) -> None:
 
 def _identify(cfg: DictConfig, checkpoint: Path, neutral: Collection[str]) -> dict[str, Any]:
     """What decides the predictions beside the options, as plain data."""
-    data = {name: value for name, value in _to_plain(cfg.data).items() if name not in neutral}
+    data = {name: value for name, value in to_plain(cfg.data).items() if name not in neutral}
     seed = OmegaConf.select(cfg, "data.loader.seed")  # of the nuisance of layout `single`
-    return {"checkpoint_sha256": find_sha256(checkpoint), "model": _to_plain(cfg.model), "data": data, "seed": seed}
-
-
-def _to_plain(node: DictConfig) -> dict[str, Any]:
-    plain: Any = OmegaConf.to_container(node, resolve=True)
-    found: dict[str, Any] = plain
-    return found
+    return {"checkpoint_sha256": find_sha256(checkpoint), "model": to_plain(cfg.model), "data": data, "seed": seed}
 
 
 def _build_trainer_of_one(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument

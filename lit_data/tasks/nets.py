@@ -156,9 +156,10 @@ def open_predictor(
     on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
     lanes = options.lanes or _choose_lanes(options, device)
     batch_size = options.batch_size or _choose_batch_size(options, lanes, on_cpu=on_cpu)
-    round_px = options.round_px or (1 if _takes_any_size(net, images, options, device) else options.multiple_px)
     if options.quantise == "static":  # compiled for tiles of one size
         round_px = max(options.tile_sides_px)
+    else:
+        round_px = options.round_px or (1 if _takes_any_size(net, images, options, device) else options.multiple_px)
     return TiledPredictor(
         net,
         tile_px=options.tile_sides_px,
@@ -187,7 +188,7 @@ def _takes_any_size(net: nn.Module, images: WholeImages, options: PredictOptions
 
     Many nets refuse such tiles, each with an error of its own kind. It is not asked where all sides are multiples.
     """
-    if options.quantise == "static" or options.compile:
+    if options.compile:  # for tiles of one size, to which smaller ones are filled up
         return False
     if not any((sides % options.multiple_px).any() for sides in (images.bank.heights_px, images.bank.widths_px)):
         return True

@@ -1,15 +1,16 @@
-"""Suite ``learning``: an experiment beside the script that people would write, after equal time of training."""
+"""Suites ``learning`` and ``learning_boxes``: an experiment beside the scripts that people would write."""
 
 import csv
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shutil import copy
 from statistics import mean, stdev
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import cv2
 import numpy as np
@@ -17,82 +18,170 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from typing_extensions import override
 
+from benchmarks.learning_detection import list_images, read_detections, read_truth, score_boxes
+from lit_data.checks import check_choice
 from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.errors import ConfigError, LitDataError
 
-SCORES: Final = ("pixel_ap", "best_f1", "image_auroc")
-COLUMNS: Final = ("way", "seconds", "runs", *(f"{name}{end}" for name in SCORES for end in ("", "_spread")))
+MASK_SCORES: Final = ("pixel_ap", "best_f1", "image_auroc")
+BOX_SCORES: Final = ("map50",)
 _TOP_PX: Final = 50
 """An image scores as the mean of so many of its highest pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSuite(Suite):
-    """Average precision of the pixels of whole test images, their best F1, and AUROC of the images.
+    """Scores of the test images after equal time of training, of an experiment and of scripts.
 
-    Both train for the same time (that of validation counts, that of starting does not), on the same split; both write
-    maps of 16 bits, which one scorer reads. Mean and standard deviation over the seeds.
+    All train for the same time (that of validation counts, that of starting does not) on the same split, and one scorer
+    reads what they write. Mean and standard deviation over the seeds.
 
     Args:
         root: A folder made by ``python -m benchmarks.learning_sets``.
         seconds: Times of training.
         seeds: One run of each way for each of them.
         overrides: Further words for ``fit``.
-        ways: Of `ours` and `plain`.
+        ways: `ours`, and those of the suite.
+        python: The interpreter of the scripts, such as one that has torchvision; that of this process by default.
+
+    Raises:
+        ConfigError: The folder holds no fixed split, or the suite has no such way.
     """
 
     root: str
     seconds: Sequence[int] = (150, 300, 900)
     seeds: Sequence[int] = (0, 1, 2)
-    overrides: Sequence[str] = ("data.mask_read.threshold=128",)
+    overrides: Sequence[str] = ()
     ways: Sequence[str] = ("plain", "ours")
+    python: str | None = None
+
+    scores: ClassVar[tuple[str, ...]]
+    scripts: ClassVar[tuple[str, ...]]
+    split_file: ClassVar[str]
 
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
         root, folder = Path(self.root), Path(cfg.paths.run)
-        if not (root / "splits.csv").is_file():
+        for way in self.ways:
+            check_choice("suite.ways", way, (*self.scripts, "ours"))
+        if not (root / self.split_file).is_file():
             raise ConfigError(
-                f"suite.root={self.root} has no splits.csv: make it by python -m benchmarks.learning_sets"
+                f"suite.root={self.root} has no {self.split_file}: make it by python -m benchmarks.learning_sets"
             )
-        test_folder = _copy_test_images(root, folder / "test")
-        runners = {"plain": self._run_plain, "ours": self._run_ours}
+        copy_test_images(self.list_test_images(root), folder / "test")
+        columns = ("way", "seconds", "runs", *(f"{name}{end}" for name in self.scores for end in ("", "_spread")))
         runs: dict[tuple[int, str], list[dict[str, float]]] = {key: [] for key in product(self.seconds, self.ways)}
         lines: list[dict[str, Any]] = []
         for seed, way in product(self.seeds, self.ways):
             out = folder / f"{way}_{seed}"
-            runners[way](root, test_folder, seed, out)
+            if way == "ours":
+                self._run_ours(root, folder / "test", seed, out)
+            else:
+                self.run_script(way, root, seed, out)
             for seconds in self.seconds:
-                runs[seconds, way].append(score_maps(out / str(seconds) / "maps", root))
-            done = {key: values for key, values in runs.items() if values}
+                runs[seconds, way].append(self.score(out / str(seconds), root))
             lines = [
                 {"way": way, "seconds": seconds, "runs": len(values)} | _summarise(values)
-                for (seconds, way), values in done.items()
+                for (seconds, way), values in runs.items()
+                if values
             ]
-            report_lines(lines, COLUMNS, folder, f"{root.name}: after equal time of training")
-        return collect([line | {"way": f"{line['way']}_{line['seconds']}"} for line in lines], COLUMNS)
+            report_lines(lines, columns, folder, f"{root.name}: after equal time of training")
+        return collect([line | {"way": f"{line['way']}_{line['seconds']}"} for line in lines], columns)
+
+    @abstractmethod
+    def list_test_images(self, root: Path) -> list[Path]:
+        """List the images that are scored."""
+
+    @abstractmethod
+    def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
+        """Train a script for each time and write what it finds in the test images, to ``OUT/SECONDS``."""
+
+    @abstractmethod
+    def list_words(self, root: Path) -> list[str]:
+        """List the words of ``fit`` that name the experiment and its data."""
+
+    @abstractmethod
+    def score(self, folder: Path, root: Path) -> dict[str, float]:
+        """Score what was written for one time: a number for each of `scores`."""
+
+    def call_script(self, module: str, *words: object) -> None:
+        """Run a module of this package with the interpreter of the scripts."""
+        _call(self.python or sys.executable, f"benchmarks.{module}", *map(str, words))
 
     def _run_ours(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
-        words = ["+experiment=inspection", *self.overrides, f"seed={seed}"]
-        data = [f"data.root={root}", f"data.splits={root / 'splits.csv'}"]
+        experiment, *data = self.list_words(root)
         for seconds in self.seconds:
             run, length = out / f"{seconds}/fit", [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"]
-            _call("lit_data", "fit", *words, *data, *length, "report=false", f"hydra.run.dir={run}")
-            predict = [f"data.root={test_folder}", f"ckpt={run / 'checkpoints/best.ckpt'}"]
-            _call("lit_data", "predict", *words, *predict, f"hydra.run.dir={out / str(seconds)}")
-
-    def _run_plain(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
-        words = [root / "splits.csv", root, seed, out, *self.seconds]
-        _call("benchmarks.plain_masks", *map(str, words))
+            words = [experiment, *self.overrides, f"seed={seed}", *data, *length, "report=false"]
+            _call(sys.executable, "lit_data", "fit", *words, f"hydra.run.dir={run}")
+            predict = [experiment, f"data.root={test_folder}", f"ckpt={run / 'checkpoints/best.ckpt'}"]
+            _call(sys.executable, "lit_data", "predict", *predict, f"hydra.run.dir={out / str(seconds)}")
 
 
-def _call(module: str, *words: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskLearningSuite(LearningSuite):
+    """Average precision of the pixels of whole test images, their best F1, and AUROC of the images."""
+
+    overrides: Sequence[str] = ("data.mask_read.threshold=128",)
+
+    scores: ClassVar[tuple[str, ...]] = MASK_SCORES
+    scripts: ClassVar[tuple[str, ...]] = ("plain", "smp")
+    split_file: ClassVar[str] = "splits.csv"
+
+    @override
+    def list_test_images(self, root: Path) -> list[Path]:
+        return [root / name for name in _read_split(root, "test")]
+
+    @override
+    def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
+        net = {"plain": "unet", "smp": "smp"}[way]
+        self.call_script("plain_masks", net, root / "splits.csv", root, seed, out, *self.seconds)
+
+    @override
+    def list_words(self, root: Path) -> list[str]:
+        return ["+experiment=inspection", f"data.root={root}", f"data.splits={root / 'splits.csv'}"]
+
+    @override
+    def score(self, folder: Path, root: Path) -> dict[str, float]:
+        return score_maps(folder / "maps", root)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxLearningSuite(LearningSuite):
+    """Mean over the classes of the average precision at IoU 0.5, of the boxes of the test images."""
+
+    seconds: Sequence[int] = (260,)
+
+    scores: ClassVar[tuple[str, ...]] = BOX_SCORES
+    scripts: ClassVar[tuple[str, ...]] = ("plain", "fasterrcnn", "ssdlite")
+    split_file: ClassVar[str] = "test.txt"
+
+    @override
+    def list_test_images(self, root: Path) -> list[Path]:
+        return list_images(root, "test")
+
+    @override
+    def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
+        for seconds in self.seconds:
+            self.call_script("learning_detection", way, root, seed, seconds, out / str(seconds))
+
+    @override
+    def list_words(self, root: Path) -> list[str]:
+        return ["+experiment=detection", f"data.root={root}"]
+
+    @override
+    def score(self, folder: Path, root: Path) -> dict[str, float]:
+        return {"map50": score_boxes(read_detections(folder / "detections.json"), read_truth(root, "test"))}
+
+
+def _call(python: str, module: str, *words: str) -> None:
     """Run a module in a process of its own, as a user would.
 
     Raises:
         LitDataError: It ends with an error; its last lines are quoted.
     """
-    done = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-m", module, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LitDataError(f"{module} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
 
@@ -102,12 +191,11 @@ def _read_split(root: Path, split: str) -> list[str]:
         return [row["image"] for row in csv.DictReader(file) if row["split"] == split]
 
 
-def _copy_test_images(root: Path, target: Path) -> Path:
-    """Copy the images alone, as those of a line come: without masks and in one folder."""
+def copy_test_images(images: Iterable[Path], target: Path) -> None:
+    """Copy the images alone, as those of a line come: without masks or boxes and in one folder."""
     target.mkdir(parents=True, exist_ok=True)
-    for name in _read_split(root, "test"):
-        copy(root / name, target / Path(name).name)
-    return target
+    for image in images:
+        copy(image, target / image.name)
 
 
 def score_maps(maps: Path, root: Path) -> dict[str, float]:
@@ -118,7 +206,7 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
         root: The set, with masks beside its images.
 
     Returns:
-        A number for each of `SCORES`.
+        A number for each of `MASK_SCORES`.
     """
     scores, truths, image_scores, is_defective = [], [], [], []
     for name in _read_split(root, "test"):
@@ -162,7 +250,7 @@ def auroc(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
 def _summarise(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean and standard deviation of each score."""
     summary = {}
-    for name in SCORES:
+    for name in runs[0]:
         values = [run[name] for run in runs]
         summary[name] = mean(values)
         summary[f"{name}_spread"] = stdev(values) if len(values) > 1 else float("nan")

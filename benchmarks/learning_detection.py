@@ -1,14 +1,16 @@
 """Parts of the benchmark of learning that concern boxes: circuit boards, an independent score, plain training loops.
 
-The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (`train_torchvision` also
-torchvision, in an environment of its own), and nothing of them is shared with `lit_data`: neither the reading of
-labels nor the score.
+The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (those of torchvision an
+environment of their own), and nothing of them is shared with `lit_data`: neither the reading of labels nor the score.
+``python -m benchmarks.learning_detection WAY ROOT SEED SECONDS OUT`` trains one of `plain`, `fasterrcnn` and `ssdlite`,
+and writes ``OUT/detections.json``.
 """
 
 import importlib
 import json
 import random
 import shutil
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,6 +138,20 @@ def read_detections(path: Path) -> dict[str, list[Box]]:
         corners = (left, top, left + width, top + height)
         found[stems[row["image_id"]]].append(Box(row["category_id"] - 1, corners, row["score"]))
     return found
+
+
+def write_detections(predictions: Boxes, path: Path) -> None:
+    """Write boxes as `read_detections` reads them."""
+    images = [{"id": number, "file_name": stem} for number, stem in enumerate(predictions)]
+    annotations = []
+    for number, boxes in enumerate(predictions.values()):
+        for box in boxes:
+            left, top, right, bottom = box.corners
+            bbox = [left, top, right - left, bottom - top]
+            row = {"image_id": number, "category_id": box.class_number + 1, "bbox": bbox, "score": box.score}
+            annotations.append(row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"images": images, "annotations": annotations}))
 
 
 def score_boxes(predictions: Boxes, truth: Boxes, *, iou: float = 0.5, most: int = 100) -> float:
@@ -424,3 +440,18 @@ def _predict_torchvision(net: nn.Module, folder: Path) -> dict[str, list[Box]]:
             Box(number - 1, (left, top, right, bottom), score) for number, (left, top, right, bottom), score in rows
         ]
     return predictions
+
+
+def main(way: str, folder: Path, seed: int, seconds: float, out: Path) -> None:
+    """Train a script for a time on the wall clock, and write its boxes of the test images."""
+    if way == "plain":
+        predictions = train_plain(folder, seconds=seconds, seed=seed, clock=time.monotonic)
+    elif way == "ssdlite":
+        predictions = train_torchvision(folder, seconds=seconds, kind="ssdlite", seed=seed, clock=time.monotonic)
+    else:
+        predictions = train_torchvision(folder, seconds=seconds, seed=seed, clock=time.monotonic)
+    write_detections(predictions, out / "detections.json")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))

@@ -1,7 +1,8 @@
 """Datasets of others for ``python -m benchmarks learning``, from copies of public repositories, in one layout.
 
-Each is a folder of images ``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table ``splits.csv``
-with 70 / 15 / 15 % of each kind. No image is part of this repository.
+``python -m benchmarks.learning_sets tiles|tiles6|textures|boards SOURCE TARGET``. Sets of masks are folders of images
+``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table ``splits.csv`` with 70 / 15 / 15 % of each
+kind; for boards see `prepare_boards`. No image is part of this repository.
 """
 
 import csv
@@ -14,6 +15,8 @@ from typing import Final
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.learning_detection import prepare_boards
 
 THREE_KINDS: Final = ("Blowhole", "Break", "Crack")
 SIX_KINDS: Final = (*THREE_KINDS, "Fray", "Uneven")
@@ -108,6 +111,8 @@ if __name__ == "__main__":
     name, source_folder, target_folder = sys.argv[1:]
     if name == "textures":
         prepare_textures(Path(source_folder), Path(target_folder))
+    elif name == "boards":
+        prepare_boards(Path(source_folder), Path(target_folder))
     else:
         chosen = {"tiles": THREE_KINDS, "tiles6": SIX_KINDS}[name]
         prepare_tiles(Path(source_folder), Path(target_folder), chosen)

@@ -1,7 +1,8 @@
-"""A training script as people write it: ``python -m benchmarks.plain_masks SPLITS ROOT SEED OUT SECONDS...``.
+"""A training script as people write it: ``python -m benchmarks.plain_masks NET SPLITS ROOT SEED OUT SECONDS...``.
 
 A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice over the batch,
-crops around random defect pixels, flips. Imports nothing of lit_data but the net, so that both train the same one.
+crops around random defect pixels, flips. NET is `unet`, that of lit_data, of which nothing else is imported, so that
+both train the same one; or `smp`, the U-Net of segmentation_models_pytorch with a ResNet-18 of random weights.
 """
 
 import csv
@@ -13,11 +14,23 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-
-from lit_data.modules import UNet
+from torch import nn
 
 PATCH_PX, BATCH = 128, 16
+MULTIPLE_PX = 32  # of what the encoder of `smp` takes
 Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def make_net(name: str) -> nn.Module:
+    """Make a net from [B, 1, H, W] to logits of the same shape; `unet` or `smp`."""
+    if name == "smp":
+        import segmentation_models_pytorch as smp  # type: ignore[import-not-found]
+
+        net: nn.Module = smp.Unet("resnet18", encoder_weights=None, in_channels=1, classes=1)
+        return net
+    from lit_data.modules import UNet
+
+    return UNet(channels=1)
 
 
 def read(root: Path, name: str) -> Arrays:
@@ -41,18 +54,21 @@ def crop(image: np.ndarray, mask: np.ndarray, around_defect: bool, rng: np.rando
     return image[patch][flip], mask[patch][flip]
 
 
-def predict(net: UNet, images: list[tuple[str, np.ndarray]], folder: Path) -> None:
+def predict(net: nn.Module, images: list[tuple[str, np.ndarray]], folder: Path) -> None:
     """Write a map of each image (16 bit, 65535 is probability 1)."""
     folder.mkdir(parents=True, exist_ok=True)
     net.eval()
     for stem, image in images:
+        height, width = image.shape
+        padded = np.pad(image, [(0, -length % MULTIPLE_PX) for length in image.shape], mode="edge")
         with torch.no_grad():
-            probability = net(torch.from_numpy(image)[None, None])[0, 0].sigmoid().double().numpy()
+            logits = net(torch.from_numpy(padded)[None, None])[0, 0, :height, :width]
+        probability = logits.sigmoid().double().numpy()
         cv2.imwrite(str(folder / f"{stem}.png"), (probability * 65535).round().astype(np.uint16))
     net.train()
 
 
-def main(splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> None:
+def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> None:
     """Train, and write maps of the test images after each of some times in seconds, to ``OUT/SECONDS/maps``.
 
     The rate is constant, so a shorter run is the beginning of a longer one.
@@ -65,7 +81,7 @@ def main(splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> No
     mean, deviation = float(values.mean()), float(values.std())
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    net = UNet(channels=1)
+    net = make_net(net_name)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     trained_s, steps = 0.0, 0
     while times:
@@ -90,4 +106,5 @@ def main(splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> No
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sorted(map(int, sys.argv[5:])))
+    net_name, splits, root, seed, out, *times = sys.argv[1:]
+    main(net_name, Path(splits), Path(root), int(seed), Path(out), sorted(map(int, times)))

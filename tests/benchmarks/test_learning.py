@@ -10,7 +10,7 @@ import torch
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from benchmarks.__main__ import run as measure
-from benchmarks.learning import COLUMNS, SCORES, auroc, average_precision, score_maps
+from benchmarks.learning import MASK_SCORES, auroc, average_precision, score_maps
 from benchmarks.learning_sets import prepare_textures, prepare_tiles, write_splits
 
 
@@ -77,4 +77,4 @@ def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
     with (tmp_path / "benchmark.csv").open(newline="") as file:
         rows = {row["way"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["plain", "ours"]
-    assert all(tuple(row) == COLUMNS and 0 < float(row[name]) <= 1 for row in rows.values() for name in SCORES)
+    assert all(0 < float(row[name]) <= 1 for row in rows.values() for name in MASK_SCORES)

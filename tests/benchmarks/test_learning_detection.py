@@ -1,3 +1,4 @@
+import csv
 import json
 from itertools import count
 from pathlib import Path
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.__main__ import run as measure
 from benchmarks.learning_detection import (
     BOARD_CLASSES,
     Box,
@@ -16,6 +18,7 @@ from benchmarks.learning_detection import (
     read_truth,
     score_boxes,
     train_plain,
+    write_detections,
 )
 from lit_data.modules.detection.average_precision import BoxScores
 
@@ -64,6 +67,17 @@ def test_more_boards_than_there_are(tmp_path: Path) -> None:
         prepare_boards(_write_source(tmp_path), tmp_path / "boards", count=11)
 
 
+@pytest.mark.slow
+def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
+    boards = prepare_boards(_write_source(tmp_path / "source"), tmp_path / "boards", count=10)
+    words = ["suite.seconds=[6]", "suite.seeds=[0]", 'suite.overrides=["data.size_px=128"]']
+    assert measure(["learning_boxes", f"suite.root={boards}", *words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    with (tmp_path / "run/benchmark.csv").open(newline="") as file:
+        rows = {row["way"]: float(row["map50"]) for row in csv.DictReader(file)}
+    assert list(rows) == ["plain", "ours"]
+    assert all(0 <= score <= 1 for score in rows.values())
+
+
 def test_scores_by_hand() -> None:
     square = (0.0, 0.0, 10.0, 10.0)
     truth = {"a": [Box(0, square), Box(0, (20.0, 0.0, 30.0, 10.0))], "b": [Box(1, square)], "empty": []}
@@ -85,6 +99,15 @@ def test_predictions_of_the_package_are_read_by_image(tmp_path: Path) -> None:
     path = tmp_path / "detections.json"
     path.write_text(json.dumps({"images": images, "annotations": [row]}))
     assert read_detections(path) == {"one": [], "two": [Box(2, (1.0, 2.0, 31.0, 42.0), 0.5)]}
+
+
+def test_written_boxes_are_read_again(tmp_path: Path) -> None:
+    boxes: dict[str, list[Box]] = {
+        "one": [],
+        "two": [Box(2, (1.0, 2.0, 31.0, 42.0), 0.5), Box(0, (0.0, 0.0, 5.0, 5.0), 0.25)],
+    }
+    write_detections(boxes, tmp_path / "new/detections.json")
+    assert read_detections(tmp_path / "new/detections.json") == boxes
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -26,6 +26,14 @@ log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 SIMILAR: Final = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as similar."""
+_SAME: Final = 0.97
+"""Correlation from which on images of a crowd are frames of one part, if noise alone is between them."""
+_NOISE: Final = 1.5
+"""Root mean square of the difference of small pictures, in grey levels of 255, that noise of a camera explains."""
+_OWN: Final = 0.6
+"""Correlation of what images of a crowd do not have in common, from which on they show the same."""
+_CROWD: Final = 8
+"""Images alike, from which on they may be different places of one texture."""
 _GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}  # without a defect a test says nothing
 _UNEVEN: Final = 1 / 3  # of its share, by which a split may miss it
 _FEW: Final = 20  # images of which shares are rough in any case
@@ -246,7 +254,8 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
     """[n] number of the group of images that show the same: saved anew, scaled, brighter, but not moved.
 
     Images are compared by 32 x 32 means of their pixels, without slow changes and without what all have in common, so
-    that lighting and fixtures count for nothing.
+    that lighting and fixtures count for nothing. Where many are alike, what these have in common, such as the bands of
+    a fabric, counts for nothing either.
 
     Args:
         bank: The images; each is read once.
@@ -254,7 +263,7 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
     """
     if (known := getattr(bank, "similar", None)) is not None:  # of a set of shards it was found out when it was made
         return np.asarray(known, np.int64)
-    found = keep_found(folder, bank, (), "similar", lambda: {"group": group_details(find_details(bank))})
+    found = keep_found(folder, bank, (), "similar", lambda: {"group": group_details(find_details(bank))}, version=2)
     return np.asarray(found["group"], np.int64)
 
 
@@ -275,7 +284,30 @@ def group_details(small: Array) -> Ints:
     for bucket in _sort_into_buckets(told, unit):
         details = unit(bucket)
         pairs.append(bucket[np.argwhere(np.triu(details @ details.T > SIMILAR, 1))])
-    return _connect(count, np.concatenate(pairs))
+    return _part_crowds(_connect(count, np.concatenate(pairs)), unit, norms)
+
+
+def _part_crowds(groups: Ints, unit: Callable[[Ints], NDArray[np.float32]], norms: NDArray[np.float32]) -> Ints:
+    """Groups as they are, but images of a large one stay together only by what not all of it have in common.
+
+    Args:
+        groups: [n] number of the group of each image.
+        unit: Gives the details of some images, each of length 1.
+        norms: [n] what they were divided by.
+    """
+    pairs = [np.stack([np.arange(len(groups)), groups], axis=1)]
+    for group in np.flatnonzero(np.bincount(groups) >= _CROWD):
+        crowd = np.flatnonzero(groups == group)
+        pairs[0][crowd, 1] = crowd
+        for part in np.array_split(crowd, -(-len(crowd) // BUCKET)):
+            details = unit(part)
+            own = details - details.mean(0)
+            own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), _LEAST)
+            correlation, scale = details @ details.T, norms[part] / _SIDE_PX
+            squares = scale**2 + scale[:, None] ** 2 - 2 * scale * scale[:, None] * correlation
+            is_frame = (correlation > _SAME) & (squares < _NOISE**2)
+            pairs.append(part[np.argwhere(np.triu(is_frame | (own @ own.T > _OWN), 1))])
+    return _connect(len(groups), np.concatenate(pairs))
 
 
 def join_groups(*labels: Ints) -> Ints:

@@ -345,17 +345,17 @@ def test_a_group_is_trained_scored_and_predicts(group: str) -> None:
     assert predicted["predict/images"] == {"inspection": 12, "labelled": 24, "detection": 12}[predicted["experiment"]]
     if group == "torchvision_detector":
         assert predicted["predict/objects"] > 0
-        assert len(list((predicted["folder"] / "labels").glob("*.txt"))) == 12
+        assert len(list((predicted["folder"] / "labels").rglob("*.txt"))) == 12
 
 
 @pytest.mark.strangers
-def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("segmentation_models_pytorch")
     first = _run_group("fit", "timm_classifier", "model.net.weights=null", *SHORT)
-    caplog.clear()
+    capsys.readouterr()
     weights = first["folder"] / "checkpoints" / "best.ckpt"
     assert "test/dice" in _run_group("fit", "smp_unet", f"model.net.weights={weights}", *SHORT)
-    assert "60 of 93 weights of the net are those of" in caplog.text
+    assert "60 of 93 weights of the net are those of" in capsys.readouterr().out
 
 
 @pytest.mark.strangers

@@ -316,7 +316,8 @@ class LabelWriter(BankWriter):
         log.info("labels: %s", path)
         counts = {f"predict/{name}": count for name, count in sorted(Counter(row["label"] for row in rows).items())}
         right = sum(row["label"] == row["truth"] for row in known)
-        return counts | ({"predict/accuracy": round(right / len(known), 4)} if known else {})
+        accuracy = {"predict/accuracy": round(right / len(known), 4)} if known else {}
+        return counts | {"predict/images": len(rows)} | accuracy
 
 
 def read_labels(found: object) -> Tensor | None:

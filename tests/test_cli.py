@@ -394,9 +394,21 @@ def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> Non
     assert seen == [("mine", 9), ("mine", 1), ("mine", 2)]
 
 
-@pytest.mark.parametrize("group", ["smp_unet", "timm_classifier", "torchvision_classifier", "torchvision_detector"])
-def test_options_of_a_foreign_net_are_typed_as_a_mapping(group: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--cfg", "job", f"model={group}", "model.net.options={img_size: 224}"]) == 0
+@pytest.mark.parametrize(
+    ("experiment", "group"),
+    [
+        ("inspection", "smp_unet"),
+        ("inspection", "torchvision_segmentation"),
+        ("labelled", "timm_classifier"),
+        ("labelled", "torchvision_classifier"),
+        ("detection", "torchvision_detector"),
+    ],
+)
+def test_options_of_a_foreign_net_are_typed_as_a_mapping(
+    experiment: str, group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"experiment={experiment}", f"model={group}", "model.net.options={img_size: 224}"]
+    assert main(["fit", "--cfg", "job", *words]) == 0
     assert "\n    options:\n      img_size: 224\n" in capsys.readouterr().out
 
 

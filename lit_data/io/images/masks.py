@@ -198,7 +198,7 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
             "from 128 on as defect"
         )
         classes = int(values[-2]) + 1 if len(values) > 1 else 1
-        if largest == 255 and 1 < classes < _FEW:
+        if largest == 255 and 1 < classes < _FEW and (classes <= _SMALL or 2 * len(values) > classes):
             hint = f"set mask_read.classes={classes} and mask_read.ignore=255 if these are class numbers; {hint}"
     return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
 

@@ -142,7 +142,7 @@ def test_a_value_that_is_no_class_is_shown(
         read_mask(tmp_path / "a.npy", MaskOptions(**options))
 
 
-@pytest.mark.parametrize("values", [[0, 38, 63], [0, 38, 75], [0, 100, 246]])
+@pytest.mark.parametrize("values", [[0, 38, 63], [0, 38, 75], [0, 100, 246], [0, 38, 50, 255]])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_no_number_of_classes_is_proposed_for_scattered_values(tmp_path: Path, values: list[int], classes: int) -> None:
     path = _png(tmp_path / "a.png", np.array([values] * 20, np.uint8))

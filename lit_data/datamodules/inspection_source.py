@@ -17,7 +17,7 @@ from typing_extensions import override
 from lit_data.datamodules.masked_source import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annotated, draw_masks, read_annotations
-from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set
+from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set, leave_out_stray
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.inspection.splitting import find_details, group_details
@@ -99,7 +99,7 @@ class InspectionFiles(MaskedImageFolder):
             return _read_set(self.folder)
         found = find_inspection_set(self.folder, self.masks, self.patterns)
         if found.layout == "none":
-            found = self._draw_annotations(found)
+            found = leave_out_stray(self.folder, self._draw_annotations(found))
         elif found.parts:
             found = self._join_parts(found)
         log.info("%s: %s", show_path(self.folder), found.describe())

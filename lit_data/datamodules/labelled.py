@@ -17,7 +17,7 @@ from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.inspection.annotations import CLASS_COLUMNS, IMAGE_COLUMNS, choose_column, read_table
-from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set
+from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set, leave_out_stray
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.splits import Splits
@@ -61,6 +61,7 @@ class LabelledFiles(InspectionFiles):
             return super().found
         found = find_inspection_set(self.folder, None, self.patterns)
         labels = self._read_labels(found)
+        found = found if labels else leave_out_stray(self.folder, found)
         if labels is None and len(set(found.kinds)) < 2 and any(found.masks):
             labels = tuple("good" if mask is None else "defect" for mask in found.masks)
         found = replace(found, kinds=labels or found.kinds, masks=(None,) * len(found.images), layout="none")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datamodules import LabelledImageDataModule
+from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 
@@ -48,6 +48,18 @@ def test_folders_are_labels_and_images_are_whole(tmp_path: Path) -> None:
     assert data.count_classes("train").sum(0).tolist() == [14, 7]
     assert "label" not in _read(data, "predict")
     assert data.describe()["train_images"] == 21
+
+
+def test_a_preview_on_top_of_folders_is_no_image_unless_a_table_labels_it(tmp_path: Path) -> None:
+    _write(tmp_path / "set", {"dent": 10, "good": 20})
+    cv2.imwrite(str(tmp_path / "set" / "preview.png"), np.full((40, 60, 3), 7, np.uint8))
+    assert len(_data(tmp_path).bank) == 30
+    unlabelled = InspectionDataModule(str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
+    assert len(unlabelled.source.found.images) == 30
+    names = [path.name for path in sorted((tmp_path / "set").rglob("*.png"))]
+    table = "\n".join(["image,label", *(f"{name},{name[0]}" for name in names)])
+    (tmp_path / "set" / "labels.csv").write_text(table)
+    assert len(_data(tmp_path).bank) == 31
 
 
 def test_a_table_says_labels_and_its_faults_are_listed_together(tmp_path: Path) -> None:

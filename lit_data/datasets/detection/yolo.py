@@ -1,5 +1,6 @@
 """Labels as YOLO text: ``class cx cy w h`` in shares of the image, one box a line, one file an image."""
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from lit_data.errors import ConfigError, DataError, Problems, escape
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
+
+log = logging.getLogger(__name__)
 
 _NUMBER: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"  # never tried twice
 _IS_NUMBER: Final = re.compile(_NUMBER)
@@ -46,7 +49,8 @@ def read_yolo_labels(
 ) -> LabelTable:
     """Read one text file for each image.
 
-    Blank lines, a byte order mark and any kind of line end are accepted; a class may be written ``1.0``.
+    Blank lines, a byte order mark and any kind of line end are accepted; a class may be written ``1.0``. Where the
+    classes of all files are 1 to the number of names, all of them and no other, they count from 1, which a line says.
 
     Args:
         images: Their paths.
@@ -59,8 +63,27 @@ def read_yolo_labels(
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with any line of any file.
     """
-    classes, collector = check_classes(classes), BoxCollector(_FORM, sizes_px, on_bad=on_bad)
-    for image, (_, path) in enumerate(zip(images, files, strict=True)):
+    classes, numbers = check_classes(classes), set[int]()
+    files = [path for _, path in zip(images, files, strict=True)]
+    collector = _collect(files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers)
+    if numbers == set(range(1, len(classes) + 1)):
+        log.warning(
+            "classes of labels count from 1, not from 0: 1 is %s, %d is %s", classes[0], max(numbers), classes[-1]
+        )
+        collector = _collect(files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers, first=1)
+    return collector.finish(classes)
+
+
+def _collect(
+    files: Sequence[AnyPath | None],
+    collector: BoxCollector,
+    classes: Sequence[str],
+    numbers: set[int],
+    *,
+    first: int = 0,
+) -> BoxCollector:
+    """The collector with the boxes of all files; `numbers` gets their classes as written, the lowest being `first`."""
+    for image, path in enumerate(files):
         if path is None:
             continue
         try:
@@ -71,8 +94,8 @@ def read_yolo_labels(
         collector.start_file(path)
         for place, line in enumerate(lines, 1):
             if line:
-                _read_line(collector, image, place, line, classes)
-    return collector.finish(classes)
+                _read_line(collector, image, place, line, classes, numbers, first)
+    return collector
 
 
 def read_lines(path: AnyPath) -> list[str]:
@@ -227,11 +250,15 @@ def _read_entry(key: str, entry: object) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _read_line(collector: BoxCollector, image: int, place: int, line: str, classes: Sequence[str]) -> None:
+def _read_line(
+    collector: BoxCollector, image: int, place: int, line: str, classes: Sequence[str], numbers: set[int], first: int
+) -> None:
     match = _LINE.fullmatch(line)
     if match is None:
         collector.reject(place, _explain(line, len(classes)))
-    elif (number := int(match[1])) >= len(classes):
+        return
+    numbers.add(int(match[1]))
+    if not 0 <= (number := int(match[1]) - first) < len(classes):
         collector.reject(place, _explain_class(match[1], len(classes)))
     else:
         collector.add(image, place, number, [float(value) for value in match.groups()[1:]])

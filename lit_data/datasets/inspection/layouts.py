@@ -4,13 +4,14 @@ A mask belongs to the image of the same stem, with or without an ending such as 
 leading zeros. An image without a mask shows no defect where others have one.
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.errors import SHOWN, DataError, Problems, show_path
 from lit_data.io.discovery import FolderWalk, name_below
 from lit_data.io.images.masks import MaskOptions, count_values, has_grey_edges
+
+log = logging.getLogger(__name__)
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
@@ -110,6 +113,26 @@ def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequen
     if found:
         return _pair_folders(folder, paths, found)
     return _pair_beside(folder, paths)
+
+
+def leave_out_stray(folder: Path, found: InspectionSet) -> InspectionSet:
+    """Return the set without the one picture that lies on top of folders of kinds, such as a preview; and name it.
+
+    Args:
+        folder: Of the set.
+        found: Its images; with masks, or with one kind alone, it is returned as it is.
+    """
+    on_top = [number for number, path in enumerate(found.images) if path.parent == folder]
+    if found.layout != "none" or len(on_top) != 1 or len(set(found.kinds) - {""}) < 2:
+        return found
+    stray = on_top[0]
+    name = show_path(found.images[stray])
+    log.warning("%s is left out: it lies beside the folders of kinds; move it into one of them if it belongs", name)
+
+    def others(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*values[:stray], *values[stray + 1 :])
+
+    return replace(found, images=others(found.images), masks=others(found.masks), kinds=others(found.kinds))
 
 
 def find_twin_folders(paths: Sequence[Path]) -> set[Path]:

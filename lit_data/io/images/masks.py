@@ -24,6 +24,7 @@ _END: Final = 32  # grey levels next to black and to white
 _NEARLY_WHITE: Final = slice(240, 255)  # that class numbers beside 255 for ignored pixels do not use
 _MOST_BETWEEN: Final = 0.1  # of the pixels of masks whose edges alone are grey
 _THRESHOLD: Final = 128
+_SMALL = 16  # class numbers that may have gaps
 _FEW = 64  # class numbers, which grey edges go far beyond
 _SCALES = {"auto": ({0, 1}, {0, 255}), "0_1": ({0, 1},), "0_255": ({0, 255},)}
 
@@ -171,22 +172,25 @@ def _list_values(mask: Array) -> Array:
 
 def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
     found, largest = set(values.tolist()), int(values.max())
+    are_plausible = largest < _SMALL or (largest < _FEW and 2 * len(values) > largest)
     if options.classes > 2:
         hint = (
             "set mask_read.classes=2"
             if found <= {0, 255}
             else f"set mask_read.classes={largest + 1} if these are class numbers"
+            if are_plausible
+            else "number the classes from 0 without gaps"
         )
     elif found <= {0, 255} or found <= {0, 1}:
         hint = f'set scale="{0}_{largest}"'
     elif largest < 255:
         edges = f"set mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
-        hint = f"set mask_read.classes={largest + 1} if these are class numbers" if largest < _FEW else edges
+        hint = f"set mask_read.classes={largest + 1} if these are class numbers" if are_plausible else edges
         if len(values) == 2 and largest >= _FEW:
             hint = "set mask_read.threshold=1 if all but 0 is the defect"
         if len(values) == 2 and options.palette == "index":
             hint += ', or palette="expand" if they stand for black and white in a palette'
-        elif len(values) <= largest < _FEW:  # no run of class numbers
+        elif are_plausible and len(values) <= largest:  # no run of class numbers
             hint = f"{edges}, as smooth scaling leaves them; {hint}"
     else:
         hint = (
@@ -194,7 +198,7 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
             "from 128 on as defect"
         )
         classes = int(values[-2]) + 1 if len(values) > 1 else 1
-        if largest == 255 and 1 < classes < _FEW:
+        if largest == 255 and 1 < classes < _FEW and (classes <= _SMALL or 2 * len(values) > classes):
             hint = f"set mask_read.classes={classes} and mask_read.ignore=255 if these are class numbers; {hint}"
     return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
 

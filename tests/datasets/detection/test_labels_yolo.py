@@ -72,6 +72,19 @@ def test_rows_50_51_52_54_a_bad_line_is_named(tmp_path: Path, line: str, message
 
 
 @pytest.mark.parametrize("on_bad", ["error", "skip"])
+def test_classes_that_count_from_1_are_recognised_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, on_bad: str
+) -> None:
+    boxes = [f"{number} .5 .5 .2 .2" for number in (3, 1, 2)]
+    assert read(tmp_path, boxes[0], "\n".join(boxes[1:]), on_bad=on_bad).boxes[:, 0].tolist() == [2, 0, 1]
+    assert "classes of labels count from 1, not from 0: 1 is a, 3 is c" in caplog.text
+    caplog.clear()
+    assert read(tmp_path, boxes[1], boxes[2]).boxes[:, 0].tolist() == [1, 2]  # none is beyond the names
+    assert read(tmp_path, "0 .5 .5 .2 .2", *boxes, on_bad="skip").boxes[:, 0].tolist() == [0, 1, 2]
+    assert "count from 1" not in caplog.text
+
+
+@pytest.mark.parametrize("on_bad", ["error", "skip"])
 def test_row_53_pixels_among_shares_name_the_first_of_each(tmp_path: Path, on_bad: str) -> None:
     message = (
         r"1.txt: line 2: box \(50, 50, 20, 20\) is in pixels, with 1 more of this file; .*0.txt, line 1: box "

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datasets.inspection.layouts import find_inspection_set
+from lit_data.datasets.inspection.layouts import find_inspection_set, leave_out_stray
 from lit_data.io.images.masks import MaskOptions, choose_mask_options, has_grey_edges
 
 
@@ -93,3 +93,26 @@ def test_kinds_of_images_with_the_same_names_stay_images(tmp_path: Path) -> None
     for kind in ("white", "black"):  # nothing but black and white, in both
         _write(tmp_path / "flat" / kind, ".png", *(_disc() for _ in range(4)))
     assert find_inspection_set(tmp_path / "flat").layout == "none"
+
+
+def test_one_picture_on_top_of_folders_of_kinds_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)]
+    for kind in ("dent", "good"):
+        _write(tmp_path / kind, ".png", *pictures)
+    whole = find_inspection_set(tmp_path)
+    assert leave_out_stray(tmp_path, whole) == whole
+    (preview,) = _write(tmp_path, ".png", pictures[0])
+    found = leave_out_stray(tmp_path, find_inspection_set(tmp_path))
+    assert found == whole
+    assert f"{preview} is left out" in caplog.text
+    _write(tmp_path, ".png", *pictures[:2])  # two are no stray
+    assert len(leave_out_stray(tmp_path, find_inspection_set(tmp_path)).images) == 8
+
+
+def test_one_picture_beside_one_folder_stays(tmp_path: Path) -> None:
+    _write(tmp_path / "dent", ".png", _disc(), _disc())
+    _write(tmp_path, ".png", _disc())
+    assert len(leave_out_stray(tmp_path, find_inspection_set(tmp_path)).images) == 3

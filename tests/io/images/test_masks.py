@@ -142,6 +142,16 @@ def test_a_value_that_is_no_class_is_shown(
         read_mask(tmp_path / "a.npy", MaskOptions(**options))
 
 
+@pytest.mark.parametrize("values", [[0, 38, 63], [0, 38, 75], [0, 100, 246], [0, 38, 50, 255]])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_no_number_of_classes_is_proposed_for_scattered_values(tmp_path: Path, values: list[int], classes: int) -> None:
+    path = _png(tmp_path / "a.png", np.array([values] * 20, np.uint8))
+    hint = "without gaps" if classes > 2 else "mask_read.threshold="
+    with pytest.raises(DataError, match=hint) as caught:
+        read_mask(path, MaskOptions(classes=classes))
+    assert "mask_read.classes=" not in str(caught.value)
+
+
 # row 47
 @pytest.mark.parametrize(("value", "shown"), [(0.5, "0.0, 0.5"), (1.0, "0.0, 1.0"), (np.nan, "0.0, nan")])
 def test_a_float_mask_is_refused(tmp_path: Path, value: float, shown: str) -> None:

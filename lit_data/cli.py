@@ -16,7 +16,7 @@ import lit_data
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.help import format_command_help, format_help
 from lit_data.commands.configuration.suggest import Parser, did_you_mean, nearest
-from lit_data.errors import ConfigError, LitDataError, StoreSpaceError
+from lit_data.errors import ConfigError, LitDataError, StoreSpaceError, escape, find_headline, settle_lines
 
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
 
@@ -166,7 +166,7 @@ def _choose_exit_code(error: BaseException) -> int:
         _report(full)
         return full.exit_code
     if stop is None:
-        traceback.print_exception(error)
+        _print_traceback(error)
         return 1
     return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
@@ -188,5 +188,11 @@ def _find_full_disk(error: BaseException | None) -> LitDataError | None:
 
 def _report(error: LitDataError) -> None:
     if "1" in (os.environ.get("LIT_DATA_TRACEBACK"), os.environ.get("HYDRA_FULL_ERROR")):
-        traceback.print_exception(error)
-    print(f"lit_data: {error}", file=sys.stderr)
+        _print_traceback(error)
+    text = settle_lines(str(error))
+    print(text.replace(find_headline(text), f"lit_data: {find_headline(text)}", 1), file=sys.stderr)
+
+
+def _print_traceback(error: BaseException) -> None:
+    lines = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
+    print("\n".join(map(escape, lines)), file=sys.stderr)

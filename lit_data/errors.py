@@ -5,14 +5,27 @@ is allowed, what to do. One string only, and defined at module level, because to
 as ``type(text)``; a class that cannot be rebuilt so hangs the loader (pytorch/pytorch#142884).
 """
 
+import logging
 import os
+import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 
 class LitDataError(Exception):
-    """Base of all errors a user can act on."""
+    """Base of all errors a user can act on.
+
+    Attributes:
+        problems: (path, what is wrong) of every bad file, where the text shows but some.
+    """
 
     exit_code: ClassVar[int] = 1
+    problems: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The line that says what is wrong; details above it are indented."""
+        return find_headline(str(self))
 
 
 class ConfigError(LitDataError, ValueError):
@@ -73,8 +86,11 @@ class RankMismatchError(LitDataError):
     exit_code = 6
 
 
-SHOWN = 100
-"""How many problems one message lists; the rest is counted."""
+_CAUSES = 5  # so that a message fits into one screen of 100 x 30
+_NAMES = 3
+_CHARACTERS = 1000  # of all causes
+_CURE = re.compile(r"; (?=[^;]*\bdata\.[a-z_])")
+_VALUES = re.compile(r"'[^']*'|\S*/\S*|\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*")
 
 
 def escape(text: str) -> str:
@@ -122,29 +138,115 @@ class Problems:
 
     def report(self) -> str:
         """All problems, one a line."""
-        return "\n".join(self._lines())
+        return "\n".join(_join(path, message) for path, message in self._entries)
 
-    def describe(self, what: str) -> str:
-        """A heading, such as ``"3 of 10 images are bad"``, with the first 100 problems and the number of the rest."""
-        lines = self._lines()
-        more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-        return "\n  ".join([f"{what}:", *lines[:SHOWN], *more])
+    def describe(self, what: str, cure: str = "") -> str:
+        """The causes, each with a count and at most three names, then a headline and what to do as the last lines.
 
-    def raise_if_any(self, what: str) -> None:
+        Args:
+            what: The headline, such as ``"3 of 10 images are bad"``.
+            cure: What to do whatever the cause.
+        """
+        groups = self._group()
+        longest = _CHARACTERS // max(1, min(len(groups), _CAUSES))
+        lines = [line for group in groups[:_CAUSES] for line in _describe_group(group, longest)]
+        if left := groups[_CAUSES:]:
+            lines.append(f"{sum(map(len, left))} more of {len(left)} other causes")
+        cures: dict[str, int] = {}
+        for group in groups[:_CAUSES]:
+            if text := max((_split(message)[1] for _, message in group), key=_numbers):
+                cures[text] = cures.get(text, 0) + len(group)
+        advice = [
+            text if len(groups) == 1 or len(self) <= _CAUSES else f"for {count}: {text}"
+            for text, count in cures.items()
+        ]
+        advice += [cure] if cure else []
+        return "\n".join([*(f"  {line}" for line in lines), what + ":" * bool(advice), *(f"  {a}" for a in advice)])
+
+    def make_error(self, what: str, cure: str = "") -> DataError:
+        """One error for all problems, which it also carries; see `describe`."""
+        error = DataError(self.describe(what, cure))
+        error.problems = self.entries
+        return error
+
+    def raise_if_any(self, what: str, cure: str = "") -> None:
         """Raise one error for all problems.
 
         Raises:
             DataError: There is a problem, see `describe`.
         """
         if self._entries:
-            raise DataError(self.describe(what))
+            raise self.make_error(what, cure)
 
-    def _lines(self) -> list[str]:
-        return [_join(show_path(path), message) for path, message in self._entries]
+    def warn_if_any(self, log: logging.Logger, what: str) -> None:
+        """Log one warning for all problems; a command lists them all in a file."""
+        if self._entries:
+            log.warning("%s", self.describe(what), extra={"problems": self.entries})
+
+    def _group(self) -> list[list[tuple[str, str]]]:
+        """The problems by cause, that is by message without paths, numbers and values; the largest group first.
+
+        Few problems are told one by one.
+        """
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for path, message in self._entries:
+            shown = show_path(path)
+            text = escape(message).removeprefix(f"{shown}: ")
+            key = _VALUES.sub("*", text) if len(self) > _CAUSES else f"{shown}: {text}"
+            groups.setdefault(key, []).append((shown, text))
+        return sorted(groups.values(), key=len, reverse=True)
 
 
-def _join(shown: str, message: str) -> str:
-    return message if message.startswith(shown) else f"{shown}: {message}"
+def list_problems(entries: Sequence[tuple[str, str]]) -> Problems:
+    """`Problems` of (path, what is wrong)."""
+    problems = Problems()
+    problems._entries += entries
+    return problems
+
+
+def find_headline(text: str) -> str:
+    """The first line of a message that is not indented, as the details above it are."""
+    lines = text.strip("\n").splitlines()
+    return next((line for line in lines if line.strip() and not line.startswith(" ")), "".join(lines[:1]).strip())
+
+
+def settle_lines(text: str) -> str:
+    """A message as it goes to a terminal or a log: no control characters, and one line that is not indented.
+
+    So no name with a line break can pass for a line of the program.
+    """
+    lines = [escape(line) for line in text.split("\n")]
+    head = next((place for place, line in enumerate(lines) if line and not line.startswith(" ")), 0)
+    return "\n".join(f"  {line}" if n > head and line[:1] not in ("", " ") else line for n, line in enumerate(lines))
+
+
+def _describe_group(group: Sequence[tuple[str, str]], longest: int) -> list[str]:
+    first, message = group[0]
+    cause = _split(message)[0]
+    cause = cause if len(cause) <= longest else f"{cause[:longest]}..."
+    if len(group) == 1:
+        return [_join(first, cause)]
+    beside = first[: first.rfind("/") + 1]
+    paths = list(dict.fromkeys(path for path, _ in group))
+    names = [first, *(path.removeprefix(beside) for path in paths[1:_NAMES])]
+    more = f" and {len(paths) - _NAMES} more" if len(paths) > _NAMES else ""
+    return [f"{len(group)} times, such as: {cause}", f"  {', '.join(names)}{more}"]
+
+
+def _split(message: str) -> tuple[str, str]:
+    """The cause, and the cure where the message names the key of one."""
+    cause, cure = (*_CURE.split(message, maxsplit=1), "")[:2]
+    return cause, cure
+
+
+def _numbers(text: str) -> tuple[bool, list[int]]:
+    """So that of ``classes=3`` and ``classes=5`` the one that suits all files is told."""
+    return bool(text), [int(number) for number in re.findall(r"\d{1,9}", text)]
+
+
+def _join(path: str, message: str) -> str:
+    shown, text = show_path(path), escape(message)
+    return text if text.startswith(shown) else f"{shown}: {text}"
 
 
 def _escape_character(character: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lit_data.checks import check_choice
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, list_problems
 from lit_data.types import Array
 
 Edges = Literal["cover", "drop", "pad"]
@@ -149,10 +149,10 @@ class PatchGrid:
         least = ((height + 1) // 2 + 1, (width + 1) // 2 + 1) if self.edges == "pad" else (height, width)
         small = np.flatnonzero((self.heights_px < least[0]) | (self.widths_px < least[1])).tolist()
         if small:
-            lines = [f"{name(image)}: {self.heights_px[image]} x {self.widths_px[image]}" for image in small[:_SHOWN]]
-            raise DataError(
-                f"{len(small)} of {self.heights_px.size} images are too small for patches of {height} x {width} px: "
-                "choose a smaller patch_px or edges=pad (which reflects up to half a patch)\n  " + "\n  ".join(lines)
+            sizes = [f"{self.heights_px[image]} x {self.widths_px[image]} px" for image in small]
+            raise list_problems([*zip(map(name, small), sizes, strict=True)]).make_error(
+                f"{len(small)} of {self.heights_px.size} images are too small for patches of {height} x {width} px",
+                "choose a smaller patch_px or edges=pad (which reflects up to half a patch)",
             )
 
 

@@ -1,6 +1,7 @@
 """Bad data as a user meets it: one message lists every bad file, exit code 3, nothing written beside the sources."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def test_masks_with_grey_edges_name_what_helps_and_it_does(tmp_path: Path, capfd
     words = _masked_set(tmp_path / "images", edges=2)
     assert main(["prepare", *words]) == 3
     message = capfd.readouterr().err
-    assert "set mask_read.threshold=128" in message
+    assert "set data.mask_read.threshold=128" in message
     assert "2 of 6 images are bad" in message
     assert main(["prepare", *words, "data.mask_read.threshold=128"]) == 0
 
@@ -167,3 +168,72 @@ def test_good_files_are_answered_in_one_line(tmp_path: Path, capfd: pytest.Captu
     words = [word for word in _masked_set(tmp_path / "images") if not word.startswith("data.splits")]
     assert main(["prepare", *words, "prepare.check=true", "data.splits={train: 0.5, val: 0.5}"]) == 0
     assert "6 images good; 3 / 3 / 0 train, val, test\n" in capfd.readouterr().out
+
+
+HOSTILE = "bad\x1b[31m\nlit_data: all good\u202e"
+
+
+def _prepare(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["prepare", *words])
+    told = capfd.readouterr()
+    return code, told.out, told.err
+
+
+def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(60):
+        _image(tmp_path / "set" / f"{number:02}.png")
+    for number in range(0, 60, 2):
+        path = tmp_path / "set" / f"{number:02}.png"
+        path.write_bytes(path.read_bytes()[: 4000 + number] if number % 4 else b"none")
+    where = ("+experiment=labelled", "data.root=set", "data.classes=[a,b]", f"paths.cache={tmp_path}/cache")
+    code, _, err = _prepare(capfd, *where, "prepare.check=true", "hydra.run.dir=run")
+    assert code == 3
+    lines = err.rstrip("\n").split("\n")
+    assert len(lines) < 10
+    assert lines[-2:] == ["lit_data: 30 of 60 images and masks are bad:", "  data.on_bad=skip leaves them out"]
+    assert f"  all of them: {tmp_path}/run/problems.txt" in lines
+    listed = (tmp_path / "run/problems.txt").read_text()
+    assert all(f"set/{number:02}.png: " in listed for number in range(0, 60, 2))
+
+
+def test_bad_files_that_are_left_out_are_listed_in_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        _image(tmp_path / "set" / "ab"[number % 2] / f"{number:02}.png")
+    for number in range(0, 40, 4):
+        (tmp_path / "set/a" / f"{number:02}.png").write_text("none")
+    where = ("+experiment=labelled", "data.root=set", f"paths.cache={tmp_path}/cache", "hydra.run.dir=run")
+    code, out, _ = _prepare(capfd, *where, "data.on_bad=skip")
+    assert code == 0
+    assert f"  all of them: {tmp_path}/run/problems.txt\n10 of 40 images are bad and left out\n" in out
+    assert (tmp_path / "run/problems.txt").read_text().count(".png: not a PNG") == 10
+
+
+def test_no_name_of_a_class_forges_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(24):
+        _image(tmp_path / "kinds" / ("good", HOSTILE)[number % 2] / f"{number}\x1b\n.png")
+        _image(tmp_path / "coco/images" / f"{number}.png")
+    boxes = [
+        {"id": n, "image_id": n, "category_id": n % 2, "bbox": [5, 5, 20, 20], "area": 400, "iscrowd": 0}
+        for n in range(24)
+    ]
+    images = [{"id": n, "file_name": f"{n}.png", "width": 64, "height": 64} for n in range(24)]
+    categories = [{"id": 0, "name": "a"}, {"id": 1, "name": HOSTILE}]
+    (tmp_path / "coco/annotations").mkdir()
+    text = json.dumps({"images": images, "annotations": boxes, "categories": categories})
+    (tmp_path / "coco/annotations/instances_all.json").write_text(text)
+    for words in (("labelled", "kinds"), ("detection", "coco"), ("detection", "coco", "data.classes=[b]")):
+        place = (f"data.root={words[1]}", f"paths.cache={tmp_path}/cache", "hydra.run.dir=run")
+        code, out, err = _prepare(capfd, f"+experiment={words[0]}", *place, *words[2:])
+        assert code == (3 if words[2:] else 0), err
+        told = out + err + (tmp_path / "run/prepare.log").read_text()
+        assert all(line.isprintable() and not line.startswith("lit_data: all good") for line in told.split("\n"))
+        assert "\\nlit_data: all good" in told

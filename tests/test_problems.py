@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.errors import DataError, Problems, show_path
+from lit_data.errors import DataError, Problems, settle_lines, show_path
 
 
 @pytest.mark.parametrize(
@@ -37,20 +37,39 @@ def test_problems_are_listed_under_one_heading() -> None:
     problems.add(Path("b.png"), "b.png: truncated")  # the reader has named it already
     with pytest.raises(DataError) as caught:
         problems.raise_if_any("2 of 9 images are bad")
-    assert str(caught.value) == "2 of 9 images are bad:\n  a\\n.png: 0 bytes\n  b.png: truncated"
+    assert str(caught.value) == "  a\\n.png: 0 bytes\n  b.png: truncated\n2 of 9 images are bad"
     assert problems.report() == "a\\n.png: 0 bytes\nb.png: truncated"
 
 
-def test_only_the_first_hundred_are_listed() -> None:
+def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cure() -> None:
     problems = Problems()
-    for number in range(103):
-        problems.add(f"{number}.png", "0 bytes")
+    for number in range(60):
+        problems.add(
+            f"m/{number}.png", f"m/{number}.png: values 0, {number}; set data.mask_read.classes={number + 1} here"
+        )
+        problems.add(f"m/x{number}.png", f"truncated PNG: found {number}")
+    for number in range(10):
+        problems.add(f"m/\x1b{number}.png", "lit\nbreak " + "abc"[number % 3] * (number + 1))
     with pytest.raises(DataError) as caught:
-        problems.raise_if_any("images are bad")
-    lines = str(caught.value).splitlines()
-    assert lines[1] == "  0.png: 0 bytes"
-    assert lines[100:] == ["  99.png: 0 bytes", "  ... and 3 more"]
-    assert len(problems.report().splitlines()) == 103
+        problems.raise_if_any("130 of 200 masks are bad", "data.on_bad=skip leaves them out")
+    lines = str(caught.value).split("\n")
+    assert lines[:2] == ["  60 times, such as: values 0, 0", "    m/0.png, 1.png, 2.png and 57 more"]
+    assert lines[-4:] == [
+        "  7 more of 7 other causes",
+        "130 of 200 masks are bad:",
+        "  for 60: set data.mask_read.classes=60 here",
+        "  data.on_bad=skip leaves them out",
+    ]
+    assert len(lines) < 30
+    assert len(caught.value.problems) == 130
+    assert caught.value.headline == "130 of 200 masks are bad:"
+    assert type(caught.value)(str(caught.value)).headline == caught.value.headline  # as torch rebuilds it
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+def test_a_name_forges_no_line() -> None:
+    assert settle_lines("class a\nlit_data: all good\x1b[31m\u202e") == "class a\n  lit_data: all good\\x1b[31m\\u202e"
+    assert settle_lines("  details\nheadline\n  cure") == "  details\nheadline\n  cure"
 
 
 def test_skipped_paths_are_listed_once() -> None:

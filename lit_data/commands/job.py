@@ -1,5 +1,6 @@
 """One job: import the command, run it, write its summary."""
 
+import logging
 import os
 import resource
 import signal
@@ -15,15 +16,26 @@ from typing import Any, Final, cast
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
+from typing_extensions import override
 
 from lit_data.commands.configuration.targets import allow_packages
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
-from lit_data.errors import WorkerDiedError
+from lit_data.errors import (
+    LitDataError,
+    WorkerDiedError,
+    escape,
+    find_headline,
+    list_problems,
+    settle_lines,
+    show_path,
+)
+from lit_data.files import write_text
 
 _OBSERVER: Final = "child-process-observer"
 _POLL_S: Final = 0.2
+PROBLEMS: Final = "problems.txt"
 GRACE_S: Final = 5.0  # for the first rank to say itself what is wrong, and for the others to end
 _TOLD_S: Final = 60.0  # for the first rank to save, where another was told to stop
 _ELSEWHERE: Final = ": its own message says why, if it had time for one"
@@ -128,6 +140,63 @@ def _describe(rank: int, code: int) -> str:
     return f"rank {rank} of this machine {how}{_ELSEWHERE}"
 
 
+class _Guard(logging.Filter):
+    """Lets no name act on the terminal or forge a line, and lists the bad files of a warning in the run folder.
+
+    A line that repeats the one before it is left out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._list = folder, ""
+        self._last: tuple[str, int, str] | None = None
+        if is_first_rank():
+            (folder / PROBLEMS).unlink(missing_ok=True)  # of an earlier start in this folder
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not getattr(record, "is_settled", False):  # by the filter of another handler
+            if isinstance(record.args, tuple) and record.msg != "%s":
+                record.args = tuple(show_path(a) if isinstance(a, str | os.PathLike) else a for a in record.args)
+            text, problems = record.getMessage(), getattr(record, "problems", ())
+            if record.name.startswith("lit_data"):
+                text = settle_lines(self.add_place(text, problems))
+            record.msg, record.args, record.is_settled = "\n".join(map(escape, text.split("\n"))), (), True
+            line = (record.name, record.levelno, record.msg)
+            record.is_repeated, self._last = line == self._last, line
+        return not getattr(record, "is_repeated", False)
+
+    def add_place(self, text: str, problems: Sequence[tuple[str, str]]) -> str:
+        """Write all problems into the run folder, and say where, before the headline."""
+        if not problems or not is_first_rank():
+            return text
+        headline, path = find_headline(text), self._folder / PROBLEMS
+        self._list += f"{headline}\n{list_problems(problems).report()}\n\n"
+        try:
+            write_text(path, self._list)
+        except LitDataError:
+            return text  # a full disk, say, is no reason to hide what is wrong
+        lines = text.split("\n")
+        lines.insert(lines.index(headline), f"  all of them: {show_path(path)}")
+        return "\n".join(lines)
+
+
+@contextmanager
+def _guarding(folder: Path) -> Iterator[None]:
+    guard, handlers = _Guard(folder), list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(guard)
+    try:
+        yield
+    except LitDataError as error:
+        if error.problems:
+            error.args = (guard.add_place(str(error), error.problems),)
+        raise
+    finally:
+        for handler in handlers:
+            handler.removeFilter(guard)
+
+
 _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
 _WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
@@ -140,7 +209,13 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         flags: options of the command line that are not overrides, such as `--config-dir FOLDER`.
         packages: packages whose targets are allowed too.
     """
-    started, folder = time.perf_counter(), Path(HydraConfig.get().runtime.output_dir)
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    with _guarding(folder):
+        _run_command(cfg, folder, flags=flags, packages=packages)
+
+
+def _run_command(cfg: DictConfig, folder: Path, *, flags: Sequence[str], packages: Sequence[str]) -> None:
+    started = time.perf_counter()
     module = import_module(f"lit_data.commands.{_SHARED_MODULES.get(cfg.command, cfg.command)}")
     try:
         with noting_failure(cfg, folder), allow_packages(packages), _as_first_of_ranks(cfg.command, flags):

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError, DataError, Problems
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.files import find_sha256
 from lit_data.tasks import find_task
 from lit_data.tasks.base import find_task_of
@@ -70,7 +70,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     )
     metrics, bad = task.predict(model, place, options)
     if bad:
-        raise PartlyDoneError(_describe_bad(bad, folder), metrics)
+        problems, done = list_problems(bad), f"all others are predicted in {show_path(folder)}"
+        error = PartlyDoneError(problems.describe(f"{len(bad)} inputs are bad and have no prediction, {done}"), metrics)
+        error.problems = problems.entries
+        raise error
     return metrics
 
 
@@ -102,13 +105,6 @@ def _take_image_threshold(model: L.LightningModule, options: PredictOptions) -> 
         )
     log.info("predict.image_threshold=%.6g, as validation chose it", chosen)
     return replace(options, image_threshold=chosen)
-
-
-def _describe_bad(bad: Sequence[tuple[str, str]], folder: Path) -> str:
-    problems = Problems()
-    for path, reason in bad:
-        problems.add(path, reason)
-    return problems.describe(f"{len(bad)} inputs are bad and have no prediction, all others are predicted in {folder}")
 
 
 def _open_data(cfg: DictConfig, options: PredictOptions) -> BaseDataModule:

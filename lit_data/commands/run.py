@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from lit_data.commands.configuration.compose import check_run
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
-from lit_data.commands.job import run_job
+from lit_data.commands.job import PROBLEMS, run_job
 from lit_data.commands.launcher import is_first_rank, place_run
 from lit_data.commands.sweeps.options import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
@@ -113,7 +113,7 @@ def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]
 def _take_back(folder: Path, runs: Path) -> None:
     """Remove the folder of a run that came no further than a wrong value: what Hydra and the log put there, no more."""
     hydra = HydraConfig.get()
-    own = {hydra.output_subdir, f"{hydra.job.name}.log", "failure.json", "report.html"}
+    own = {hydra.output_subdir, f"{hydra.job.name}.log", "failure.json", "report.html", PROBLEMS}
     if folder.is_symlink() or not {path.name for path in folder.iterdir()} <= own:
         return
     for handler in [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]:

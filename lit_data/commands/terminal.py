@@ -14,6 +14,7 @@ from rich.table import Table
 from typing_extensions import override
 
 from lit_data.commands.result import is_score, split_stage
+from lit_data.errors import escape
 
 _NOISE: Final = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT: Final = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
@@ -72,7 +73,7 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     for name in columns:
         table.add_column(name, justify="right")
     for name, row in rows.items():
-        table.add_row(name, *(row.get(column, "") for column in columns))
+        table.add_row(escape(name), *(row.get(column, "") for column in columns))
     console = Console()
     if rows:
         console.print(table)

@@ -317,7 +317,7 @@ class CTSource(Source):
             if isinstance(count, str):
                 problems.add(source.path, count)
             elif count < self.min_points:
-                problems.add(source.path, f"{count} occupied voxels, fewer than min_points={self.min_points}")
+                problems.add(source.path, f"{count} occupied voxels, fewer than data.min_points={self.min_points}")
             else:
                 points += count
         problems.raise_if_any(f"{len(problems)} of {len(sources)} volumes are bad")
@@ -355,12 +355,11 @@ class CTSource(Source):
         problems, few = Problems(), np.flatnonzero(bank.counts < self.min_points).tolist()
         for place in few:
             count = bank.counts[place]
-            problems.add(bank.name(place), f"{count} occupied voxels, fewer than min_points={self.min_points}")
-        what = f"{len(few)} of {len(bank)} volumes have too few points; lower data.min_points or set data.too_few=skip"
+            problems.add(bank.name(place), f"{count} occupied voxels, fewer than data.min_points={self.min_points}")
+        what = f"{len(few)} of {len(bank)} volumes have too few points"
         if self.too_few == "error":
-            problems.raise_if_any(what)
-        elif few:
-            log.warning("left out %d volumes with too few points:\n  %s", len(few), problems.report())
+            problems.raise_if_any(what, "lower data.min_points, or set data.too_few=skip")
+        problems.warn_if_any(log, f"{len(few)} of {len(bank)} volumes have too few points; they are left out")
         return set(few)
 
     def _look(self, bank: VolumeBank, place: int, source: VolumeSource) -> tuple[Triple, bool]:

@@ -18,7 +18,7 @@ from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.files import replacing
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
-from lit_data.io.images.header_scan import find_faults
+from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.npz import NPY_LOCK
 from lit_data.io.images.resize import ResizedDecoder
 from lit_data.io.remote.scope import find_fault
@@ -106,7 +106,7 @@ class DetectionSource(ImageSet):
         self.refresh()
         files = self._find()
         problems = find_faults(_list_sources(files), ImageDecoder(self.read))
-        problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad")
+        problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad", SKIPPING)
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
 
     @override

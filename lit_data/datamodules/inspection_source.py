@@ -29,10 +29,10 @@ from lit_data.datasets.stripes.baselines import (
     StripeRecipe,
     list_patches,
 )
-from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
-from lit_data.io.images.header_scan import find_faults
+from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions, choose_mask_options
 from lit_data.io.images.options import ReadOptions
@@ -209,7 +209,7 @@ class InspectionFiles(MaskedImageFolder):
         images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
         problems = find_faults(images, self.decoder)
         problems.extend(find_faults([ImageSource((str(mask),)) for mask in masks], self.mask_decoder))
-        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
+        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING)
         return {"images": len(images), "masks": len(masks)}
 
     def find_original_sizes(self, bank: ImageBank) -> OriginalSizes | None:
@@ -289,14 +289,11 @@ class InspectionFiles(MaskedImageFolder):
         write_json(folder / "bad.json", {"problems": list(annotated.problems.entries), "images": sorted(annotated.bad)})
 
     def _tell(self, entries: Sequence[tuple[str, str]]) -> None:
-        problems = Problems()
-        for where, message in entries:
-            problems.add(where, message)
+        problems = list_problems(entries)
         heading = f"{len(problems)} annotations are bad"
         if self.on_bad == "error":
             problems.raise_if_any(heading)
-        elif entries:
-            log.warning(problems.describe(f"{heading}, and their images left out"))
+        problems.warn_if_any(log, f"{heading}, and their images left out")
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
         shown = describe_counts(counts)

@@ -12,7 +12,7 @@ from lit_data.datamodules.source import ImageFolder
 from lit_data.errors import ConfigError
 from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
-from lit_data.io.images.header_scan import find_faults
+from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.store.bands import StoreOptions
@@ -88,7 +88,7 @@ class MaskedImageFolder(ImageFolder):
         masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
         problems = find_faults(images, self.decoder)
         problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
-        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad")
+        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING)
         return {"images": len(images), "masks": len(masks)}
 
     def _check_masks(self, masks: Sequence[Path], bank: ImageBank) -> None:

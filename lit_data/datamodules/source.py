@@ -16,7 +16,7 @@ from lit_data.checks import check_choice, check_types
 from lit_data.errors import ConfigError
 from lit_data.io.discovery import find_images, name_below
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
-from lit_data.io.images.header_scan import OnBad, find_faults
+from lit_data.io.images.header_scan import SKIPPING, OnBad, find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
@@ -253,7 +253,7 @@ class ImageSet(Source):
         self.refresh()
         sources = self.list_images()
         problems = find_faults(sources, self.decoder)
-        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad")
+        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad", SKIPPING)
         return {"images": len(sources)}
 
     @property

@@ -18,7 +18,7 @@ from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes.baselines import ImprovedStripes, OriginalStripes, StripeRecipe, list_patches
 from lit_data.datasets.stripes.drawn import Floats
 from lit_data.datasets.stripes.layouts import SourceList, list_sources, rule_of
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions
@@ -103,7 +103,8 @@ class StripeFiles(MaskedImageFolder):
         }
         orphans = [str(path) for path in masks if stem_of(path) not in stems]
         if orphans:
-            raise DataError(f"{len(orphans)} masks have no image in {self.folder}:\n  " + "\n  ".join(orphans[:100]))
+            problems = list_problems([(path, "a mask without an image") for path in orphans])
+            raise problems.make_error(f"{len(orphans)} masks have no image in {show_path(self.folder)}")
 
     @property
     @override

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_data.errors import SHOWN, ConfigError, DataError, Problems, show_path
+from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.source import check_regular, describe_missing, nearest_existing
 
@@ -278,7 +278,10 @@ def match_by_stem(images: Iterable[AnyPath], masks: Iterable[AnyPath]) -> list[t
     no_mask = [path for stem, path in image_of.items() if stem not in mask_of]
     no_image = [path for stem, path in mask_of.items() if stem not in image_of]
     if no_mask or no_image:
-        raise DataError(f"{_list('images without a mask', no_mask)}\n{_list('masks without an image', no_image)}")
+        counts = f"{len(no_mask)} images without a mask, {len(no_image)} masks without an image"
+        alone = [*((path, "an image without a mask") for path in no_mask)]
+        alone += [(path, "a mask without an image") for path in no_image]
+        raise list_problems([(str(path), what) for path, what in alone]).make_error(counts)
     return [(path, mask_of[stem]) for stem, path in image_of.items()]
 
 
@@ -310,8 +313,3 @@ def _index_stems(paths: Iterable[AnyPath], problems: Problems) -> dict[str, Path
 
 def _normalize(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
-
-
-def _list(what: str, paths: Sequence[Path]) -> str:
-    more = f"\n  ... and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-    return "\n  ".join([f"{len(paths)} {what}:", *map(show_path, paths[:SHOWN])]) + more

@@ -135,7 +135,7 @@ def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
     )
     (tmp_path / "B" / "15.png").unlink()
     with pytest.raises(
-        DataError, match=r"1 of 2 objects do not have 4 views as the others have:\n  B: 3 views; the near"
+        DataError, match=r"B: 3 views; the near(.|\n)*1 of 2 objects do not have 4 views as the others have"
     ):
         _data(cache, views="folders", **options)
 
@@ -148,10 +148,10 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(cach
     assert torch.equal(_first(measured, "predict", 5)["image"][4], whole[0, :, 16:32, 16:32])
     halves = _data(cache, root=str(tmp_path), views="sheet", tiles=2, image_px=24)
     assert torch.equal(_first(halves, "predict", 2)["image"][1], whole[0, :, :24, 24:])
-    with pytest.raises(DataError, match=r"(?s)as many views across as down.*0\.png: 2 x 1.5 views of 24 x 32 px"):
+    with pytest.raises(DataError, match=r"(?s)0\.png: 2 x 1.5 views of 24 x 32 px.*as many views across as down"):
         _data(cache, root=str(tmp_path), views="sheet", image_px=(24, 32))
     _write(tmp_path / "3.png", (32, 32, 3))
-    with pytest.raises(DataError, match=r"1 of 4 objects do not have 9 views as the others have:\n  3\.png: 4 views"):
+    with pytest.raises(DataError, match=r"3\.png: 4 views(.|\n)*1 of 4 objects do not have 9 views as the others have"):
         _data(cache, root=str(tmp_path), views="sheet")
 
 

@@ -137,7 +137,7 @@ def test_bad_masks_take_their_images_with_them_where_they_are_skipped(tmp_path: 
     folder = _write_set(tmp_path / "set")
     (folder / "02_mask.png").write_bytes(b"no image")
     (folder / "05.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"1 of 20 images are bad:\n.*05\.png"):
+    with pytest.raises(DataError, match=r"05\.png(.|\n)*1 of 20 images are bad"):
         _data(tmp_path)
     data = _data(tmp_path, on_bad="skip")
     used = {Path(data.bank.name(n)).name for numbers in data.split_images.values() for n in numbers.tolist()}
@@ -233,7 +233,9 @@ def _write_numbers(folder: Path) -> Path:
 
 def test_masks_of_class_numbers_need_their_names(tmp_path: Path) -> None:
     _write_numbers(tmp_path / "set")
-    with pytest.raises(DataError, match=r"set mask_read.classes=3 and mask_read.ignore=255 if these are class numbers"):
+    with pytest.raises(
+        DataError, match=r"set data.mask_read.classes=3 and data.mask_read.ignore=255 if these are class numbers"
+    ):
         _data(tmp_path)
     with pytest.raises(ConfigError, match=r"name those behind the background, data.classes=\[name1,name2\]"):
         _data(tmp_path, mask_read=MaskOptions(classes=3, ignore=255))
@@ -329,7 +331,7 @@ def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_pat
     rows = [f"{number:02}.png,1,{1 if number else 10**9} 10" for number in range(6)]
     (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
     for _ in range(2):  # also where the masks are drawn already
-        with pytest.raises(DataError, match=r"1 annotations are bad:\n.*row 2: .*00\.png: runs up to"):
+        with pytest.raises(DataError, match=r"row 2: .*00\.png: runs up to(.|\n)*1 annotations are bad"):
             _data(tmp_path)
     data = _data(tmp_path, on_bad="skip")
     used = {Path(data.bank.name(n)).name for numbers in data.split_images.values() for n in numbers.tolist()}

@@ -102,9 +102,9 @@ def test_two_files_of_one_name_are_an_error(tmp_path: Path) -> None:
         find_images(tmp_path)
     lines = str(caught.value).splitlines()
     assert lines == [
-        f"2 bad names under {tmp_path}:",
         f"  {tmp_path}/a.png: the same name as {tmp_path}/a.jpg",
         f"  {tmp_path}/b.png: the same name as {tmp_path}/B.PNG",
+        f"2 bad names under {tmp_path}",
     ]
 
 
@@ -132,7 +132,7 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "link.png").symlink_to("fifo.png")
     with pytest.raises(DataError) as caught:
         find_images(tmp_path)
-    assert sorted(str(caught.value).splitlines()[1:]) == [
+    assert sorted(str(caught.value).splitlines()[:-1]) == [
         f"  {tmp_path}/fifo.png: not a regular file",
         f"  {tmp_path}/folder.png: not a regular file (a folder)",
         f"  {tmp_path}/link.png: not a regular file",
@@ -204,11 +204,11 @@ def test_a_listed_file_that_is_missing_is_named_with_its_row(tmp_path: Path) -> 
     with pytest.raises(DataError) as caught:
         resolve_listed(tmp_path, ["a.png", "c.png", "sub", "nul\0.png", "empty.png"], first_row=2)
     assert str(caught.value).splitlines() == [
-        "4 of 5 listed files are bad:",
         f"  {tmp_path}/c.png: row 3: no such file; the nearest folder that exists is {tmp_path}",
         f"  {tmp_path}/sub: row 4: not a regular file (a folder)",
         f"  {tmp_path}/nul\\x00.png: row 5: {refused.value}",
         f"  {tmp_path}/empty.png: row 6: 0 bytes",
+        "4 of 5 listed files are bad",
     ]
 
 
@@ -235,16 +235,15 @@ def test_what_has_no_partner_is_listed_on_both_sides() -> None:
     with pytest.raises(DataError) as caught:
         match_by_stem(["i/a.png", "i/b.png"], ["m/b.png", "m/c.png", "m/d.png"])
     assert str(caught.value).splitlines() == [
-        "1 images without a mask:",
-        "  i/a.png",
-        "2 masks without an image:",
-        "  m/c.png",
-        "  m/d.png",
+        "  i/a.png: an image without a mask",
+        "  m/c.png: a mask without an image",
+        "  m/d.png: a mask without an image",
+        "1 images without a mask, 2 masks without an image",
     ]
 
 
 def test_two_masks_of_one_name_clash() -> None:
-    with pytest.raises(DataError, match=r"1 names clash:\n  m/2/a.png: the same name as m/1/a.png"):
+    with pytest.raises(DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 names clash"):
         match_by_stem(["i/a.png"], ["m/1/a.png", "m/2/a.png"])
 
 

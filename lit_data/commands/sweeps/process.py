@@ -22,7 +22,7 @@ import psutil
 
 from lit_data.child_process import python_command, python_environment
 from lit_data.commands.sweeps.plan import Status
-from lit_data.errors import BatchMemoryError, LitDataError, WorkerDiedError
+from lit_data.errors import BatchMemoryError, LitDataError, WorkerDiedError, find_headline, settle_lines
 
 _VARIABLE = "LIT_DATA_SWEEP_JOB"  # in a job's environment: the file for the reason of a failure
 _SAVING_S = 120.0  # how long a job that is told to stop may take to finish its step and write a checkpoint
@@ -74,9 +74,9 @@ def describe_failure(error: Exception) -> Outcome:
     if code == 1 and _ran_out_of_memory(error):
         code = BatchMemoryError.exit_code
     name = "" if isinstance(error, LitDataError) else f"{type(error).__name__}: "
-    lines = str(error).strip().splitlines()
+    line = settle_lines(find_headline(str(error)))
     status: Status = "out of memory" if code == BatchMemoryError.exit_code else "failed"
-    return Outcome(status=status, exit_code=code, reason=(name + (lines[0] if lines else "")).rstrip(": "))
+    return Outcome(status=status, exit_code=code, reason=(name + line).rstrip(": "))
 
 
 @contextmanager

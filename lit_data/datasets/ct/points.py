@@ -151,7 +151,7 @@ class PointRows:
         volume = self.bank[number]
         if len(volume) < self.least:
             name = show_path(self.bank.name(number))
-            raise DataError(f"{name}: {len(volume)} occupied voxels, fewer than min_points={self.least}")
+            raise DataError(f"{name}: {len(volume)} occupied voxels, fewer than data.min_points={self.least}")
         chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=index)
         count = len(volume) if chosen is None else len(chosen)
         write_coordinates(_take(volume.positions, chosen), volume.shape, rows["coords"][row, :count])

@@ -270,5 +270,5 @@ def _number_splits(
 def _report(problems: Problems, heading: str, on_bad: OnBad) -> None:
     if on_bad == "error":
         problems.raise_if_any(heading)
-    elif len(problems):
-        log.warning("%s; they are left out:\n%s", heading, problems.report())
+    else:
+        problems.warn_if_any(log, f"{heading}; they are left out")

@@ -227,12 +227,11 @@ class BoxCollector:
         if self._on_bad == "error":
             self.problems.extend(self.bad)
         self.problems.raise_if_any(f"{len(self.problems)} problems with labels")
-        if len(self.bad):
-            log.warning("%d bad boxes are left out:\n%s", len(self.bad), self.bad.report())
+        self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes are left out")
 
     def _note(self, row: Floats, message: str) -> None:
-        hint = "correct it, or set on_bad=skip to leave such boxes out"
-        self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}; {hint}")
+        hint = "; correct it, or set data.on_bad=skip to leave such boxes out" if self._on_bad == "error" else ""
+        self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{hint}")
 
     def _describe(self, row: Floats, *, whole: bool = False) -> str:
         text = f"{self._form.place.format(int(row[2]))}: box {_show(row[4:].tolist())}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import SHOWN, ConfigError, DataError, escape, show_path
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import check_inside
 
 Ints = NDArray[np.int64]
@@ -172,10 +172,9 @@ def check_views(counts: Mapping[str, int]) -> int:
     wrong = [name for name, count in counts.items() if count != usual or not _is_square(count)]
     if not wrong:
         return math.isqrt(usual)
-    lines = [f"{escape(name)}: {_describe_count(counts[name])}" for name in wrong[:SHOWN]]
-    more = [f"... and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+    problems = list_problems([(name, _describe_count(counts[name])) for name in wrong])
     wanted = f"{usual} views as the others have" if _is_square(usual) else "the same square number of views"
-    raise DataError("\n  ".join([f"{len(wrong)} of {len(counts)} objects do not have {wanted}:", *lines, *more]))
+    raise problems.make_error(f"{len(wrong)} of {len(counts)} objects do not have {wanted}")
 
 
 def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
@@ -187,8 +186,8 @@ def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
     parts = [PurePosixPath(name).parts[int(in_splits) : -1] for name in objects]
     outside = [name for name, each in zip(objects, parts, strict=True) if not each]
     if outside:
-        shown = ", ".join(map(escape, outside[:SHOWN]))
-        raise DataError(f"labels=folders needs a folder for each class; {len(outside)} lie in none: {shown}")
+        problems = list_problems([(name, "lies in no folder") for name in outside])
+        raise problems.make_error(f"data.labels=folders needs a folder for each class; {len(outside)} lie in none")
     return ["/".join(each) for each in parts]
 
 

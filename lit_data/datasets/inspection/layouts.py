@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import SHOWN, DataError, Problems, show_path
+from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.discovery import FolderWalk, name_below
 from lit_data.io.images.masks import MaskOptions, count_values, has_grey_edges
 
@@ -287,7 +287,7 @@ def _match(images: Sequence[Path], masks: Sequence[Path], key: Callable[[Path], 
     for mask in masks:
         owners = by_key.get(key(mask), [])
         if len(owners) != 1:
-            several = f"{len(owners)} images have its name: {', '.join(p.name for p in owners[:SHOWN])}"
+            several = f"{len(owners)} images have its name: {', '.join(p.name for p in owners[:3])}"
             problems.add(mask, several if owners else "a mask without an image of its name")
         elif owners[0] in found:
             problems.add(mask, f"a second mask of {show_path(owners[0])}, beside {show_path(found[owners[0]])}")

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.stripes.drawn import DefectWriter
-from lit_data.errors import DataError, show_path
+from lit_data.errors import DataError, list_problems, show_path
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.shards.store import ShardedStore
@@ -168,8 +168,10 @@ class StripeDataset(BankDataset):
             | (masks.widths_px != self.bank.widths_px[self.images])
         )
         if wrong.size:
-            lines = "\n".join(f"  {self._compare_sizes(masks, number)}" for number in wrong[:100].tolist())
-            raise DataError(f"{wrong.size} masks differ in size from their image (height x width px):\n{lines}")
+            found = [(masks.name(number), self._compare_sizes(masks, number)) for number in wrong.tolist()]
+            raise list_problems(found).make_error(
+                f"{wrong.size} masks differ in size from their image (height x width px)"
+            )
 
     def _compare_sizes(self, masks: ImageBank, number: int) -> str:
         image = int(self.images[number])
@@ -177,6 +179,6 @@ class StripeDataset(BankDataset):
         image_size = (int(self.bank.heights_px[image]), int(self.bank.widths_px[image]))
         turned = " (turned by 90 degrees?)" if mask_size == image_size[::-1] else ""
         return (
-            f"{masks.name(number)}: {mask_size[0]} x {mask_size[1]}, "
-            f"{self.bank.name(image)}: {image_size[0]} x {image_size[1]}{turned}"
+            f"{mask_size[0]} x {mask_size[1]}, "
+            f"{show_path(self.bank.name(image))}: {image_size[0]} x {image_size[1]}{turned}"
         )

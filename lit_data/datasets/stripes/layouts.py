@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from lit_data.checks import check_choice
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import find_images
 from lit_data.io.images.decoders import ImageSource
 
@@ -130,11 +130,10 @@ def _match_roles(
     listing = find_images(root, patterns=tuple(files[role] for role in roles), allow_outside=allow_outside).paths
     found = {role: _find_role(root, files[role], listing) for role in roles}
     keys = sorted(set().union(*found.values()))
-    missing = [f"{role}: {files[role].replace('*', key)}" for key in keys for role in roles if key not in found[role]]
+    missing = [(role, files[role].replace("*", key)) for key in keys for role in roles if key not in found[role]]
     if missing:
-        raise DataError(
-            f"{len(missing)} files are missing in {root}, so that their images have no partner:\n  "
-            + "\n  ".join(missing[:100])
+        raise list_problems([(name, f"{role} is missing") for role, name in missing]).make_error(
+            f"{len(missing)} files are missing in {show_path(root)}, so that their images have no partner"
         )
     return [tuple(found[role][key] for role in roles) for key in keys]
 

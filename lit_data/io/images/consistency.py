@@ -53,7 +53,8 @@ def describe_size_mismatch(names: tuple[Name, Name], sizes: tuple[tuple[int, int
     (first, other), (one, two) = map(show_path, names), sizes
     text = f"{first} is {one[0]} x {one[1]} pixels, {other} is {two[0]} x {two[1]}"
     if one == two[::-1]:
-        return f'{text}: only turned, perhaps by an EXIF orientation; set exif="apply" for both, or turn one of them'
+        cure = "set data.read.exif=apply and data.mask_read.exif=apply, or turn one of them"
+        return f"{text}: only turned, perhaps by an EXIF orientation; {cure}"
     return f"{text}; they must have the same size"
 
 

@@ -114,7 +114,7 @@ class ImageDecoder:
         if self.channels is None:
             return stacked
         if (needed := max(self.channels) + 1) > stacked.channels:
-            hint = "; set gray_to_rgb=True to copy it into three" if stacked.channels == 1 else ""
+            hint = "; set data.read.gray_to_rgb=true to copy it into three" if stacked.channels == 1 else ""
             folder = Path(source.paths[0]).parent.name
             if _MASK_FOLDER.search(folder):
                 hint = f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
@@ -186,7 +186,9 @@ def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> Source
 def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
     name = STORE_DTYPES.get(dtype.name)
     if name is None:
-        raise DataError(f"{_show(source)}: a store has no room for {dtype}; set as_float=True to cast it to float32")
+        raise DataError(
+            f"{_show(source)}: a store has no room for {dtype}; set data.read.as_float=true to cast it to float32"
+        )
     return np.dtype(name)
 
 

@@ -160,11 +160,11 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
     """Channels of the result."""
     channels = stored.colors
     if stored.palette and options.palette == "error":
-        raise DataError('a palette image; set palette="expand" for its colours or palette="index" for its numbers')
+        raise DataError("a palette image; set data.read.palette=expand for its colours or =index for its numbers")
     expands = stored.palette and options.palette == "expand"
     refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)
     if stored.alpha and refuses and (expands or not stored.palette):
-        raise DataError(f'{channels} channel(s) and alpha; set alpha="drop" to read it without')
+        raise DataError(f"{channels} channel(s) and alpha; set data.read.alpha=drop to read it without")
     if expands:
         channels = 3
     if options.equal_channels == "collapse":
@@ -184,7 +184,7 @@ def _note_extension(kind: Kind, extension: str, options: ReadOptions) -> tuple[s
         return ()
     text = f"the content is {kind}, the name ends in {extension!r}"
     if options.strict_extension:
-        raise DataError(f"{text}; rename the file or set strict_extension=False")
+        raise DataError(f"{text}; rename the file, or set data.read.strict_extension=false")
     return (text,)
 
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.io.images.consistency import check_set
 from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource, SourceHeader
 from lit_data.io.progress import ordered_map, track
@@ -46,6 +46,7 @@ def _find_fault(decoder: Decoder, source: ImageSource) -> str | None:
 
 
 OnBad = Literal["error", "skip"]
+SKIPPING: Final = "data.on_bad=skip leaves them out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +162,8 @@ def raise_bad(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what
     """
     if on_bad == "skip" and len(bad) < total:
         return
-    problems = Problems()
-    for path, message in bad:
-        problems.add(path, message)
-    problems.raise_if_any(f"{len(bad)} of {total} {what} are bad")
+    skip = SKIPPING if on_bad == "error" and len(bad) < total else ""
+    list_problems(bad).raise_if_any(f"{len(bad)} of {total} {what} are bad", skip)
 
 
 def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:

@@ -175,31 +175,32 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
     are_plausible = largest < _SMALL or (largest < _FEW and 2 * len(values) > largest)
     if options.classes > 2:
         hint = (
-            "set mask_read.classes=2"
+            "set data.mask_read.classes=2"
             if found <= {0, 255}
-            else f"set mask_read.classes={largest + 1} if these are class numbers"
+            else f"set data.mask_read.classes={largest + 1} if these are class numbers"
             if are_plausible
             else "number the classes from 0 without gaps"
         )
     elif found <= {0, 255} or found <= {0, 1}:
-        hint = f'set scale="{0}_{largest}"'
+        hint = f"set data.mask_read.scale={0}_{largest}"
     elif largest < 255:
-        edges = f"set mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
-        hint = f"set mask_read.classes={largest + 1} if these are class numbers" if are_plausible else edges
+        edges = f"set data.mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
+        hint = f"set data.mask_read.classes={largest + 1} if these are class numbers" if are_plausible else edges
         if len(values) == 2 and largest >= _FEW:
-            hint = "set mask_read.threshold=1 if all but 0 is the defect"
+            hint = "set data.mask_read.threshold=1 if all but 0 is the defect"
         if len(values) == 2 and options.palette == "index":
-            hint += ', or palette="expand" if they stand for black and white in a palette'
+            hint += ", or data.mask_read.palette=expand if they stand for black and white in a palette"
         elif are_plausible and len(values) <= largest:  # no run of class numbers
             hint = f"{edges}, as smooth scaling leaves them; {hint}"
     else:
         hint = (
-            "values in between come from JPEG or from smooth scaling: set mask_read.threshold=128, which counts values "
-            "from 128 on as defect"
+            "values in between come from JPEG or from smooth scaling: set data.mask_read.threshold=128, which counts "
+            "values from 128 on as defect"
         )
         classes = int(values[-2]) + 1 if len(values) > 1 else 1
         if largest == 255 and 1 < classes < _FEW and (classes <= _SMALL or 2 * len(values) > classes):
-            hint = f"set mask_read.classes={classes} and mask_read.ignore=255 if these are class numbers; {hint}"
+            numbers = f"set data.mask_read.classes={classes} and data.mask_read.ignore=255 if these are class numbers"
+            hint = f"{numbers}; {hint}"
     return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
 
 

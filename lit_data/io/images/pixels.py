@@ -103,7 +103,9 @@ def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
 def _check_opaque(alpha: Array | None, colors: int) -> None:
     """Refuse an alpha channel that shows something, or that the decoder does not give."""
     if alpha is None or alpha.dtype.kind != "u" or alpha.min() < np.iinfo(alpha.dtype).max:
-        raise DataError(f'{colors} channel(s) and alpha, not opaque everywhere; set alpha="drop" to read it without')
+        raise DataError(
+            f"{colors} channel(s) and alpha, not opaque everywhere; set data.read.alpha=drop to read it without"
+        )
 
 
 def _load_tiff(stream: BinaryIO, stored: StoredImage, options: ReadOptions) -> tuple[Array, NDArray[np.uint8] | None]:

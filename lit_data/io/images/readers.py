@@ -88,10 +88,10 @@ def _check_values(array: Array) -> tuple[str, ...]:
         channel, row, column = np.unravel_index(int(finite.argmin()), array.shape)
         raise DataError(
             f"{array.size - int(finite.sum())} NaN or infinite pixels, the first in channel {channel} at row {row}, "
-            f"column {column}; set nan_fill= to replace them"
+            f"column {column}; data.read.nan_fill=0 replaces them"
         )
     if array.min() >= 0 and 1 < array.max() <= 255:
-        return ("float pixels between 0 and 255 instead of 0 and 1; say so with value_range=[0, 255]",)
+        return ("float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",)
     return ()
 
 

@@ -60,7 +60,9 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
     if options.invert is False or (options.invert == "photometric" and not stored.white_is_zero):
         return False
     if stored.palette and options.palette == "index":
-        raise DataError(f'invert={options.invert!r}, but numbers of a palette have no white; set palette="expand"')
+        raise DataError(
+            f"invert={options.invert!r}, but numbers of a palette have no white; set data.read.palette=expand"
+        )
     if stored.dtype.kind not in "bu":
         raise DataError(
             f"invert={options.invert!r}, but {stored.dtype} has no defined white; leave invert out, or save it as "

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, list_problems
 from lit_data.io.remote.connection import Connection, RemoteFile
 from lit_data.io.remote.manifest import SUMS_NAME, parse_list
 from lit_data.io.remote.scope import Scope
@@ -56,10 +56,8 @@ class ListedConnection(Connection):
         listed = parse_list(await self.read(name), self.address.name(name))
         missing = sorted(listed.keys() - files.keys())
         if missing:
-            raise DataError(
-                f"{len(missing)} files of {self.address.name(name)} are not there:\n  "
-                + "\n  ".join(map(self.address.name, missing[:100]))
-            )
+            problems = list_problems([(self.address.name(file), "listed, but not there") for file in missing])
+            raise problems.make_error(f"{len(missing)} files of {self.address.name(name)} are not there")
         return listed
 
     def _describe(self, name: str, info: Mapping[str, Any], sums: Mapping[str, str | None]) -> RemoteFile:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from lit_data.errors import SHOWN, DataError, Problems, StoreError, show_path
+from lit_data.errors import DataError, Problems, StoreError, show_path
 from lit_data.io.progress import DELAY_S
 from lit_data.io.remote.connection import Connection, RemoteFile
 from lit_data.io.remote.faults import ACCESS_ADVICE, BrokenReadError, UnreachableError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 log = logging.getLogger(__name__)
+
+_MOST_FAULTS: Final = 100  # then no more files are asked for
 
 
 class BytesBar:
@@ -101,7 +103,7 @@ class Fetcher:
 
     async def _try(self, numbered: tuple[int, RemoteFile]) -> None:
         number, file = numbered
-        if len(self._faults) >= SHOWN:
+        if len(self._faults) >= _MOST_FAULTS:
             return
         path = self._temp / str(number)
         try:
@@ -121,7 +123,7 @@ class Fetcher:
         if len(problems):
             what = f"{len(problems)} of {files} files of {self._connection.address} could not be read"
             denied = any(text.endswith(ACCESS_ADVICE) for text in self._faults.values())
-            raise DataError(problems.describe(what) + (f"\n  {ACCESS_ADVICE.removeprefix('; ')}" if denied else ""))
+            raise problems.make_error(what, ACCESS_ADVICE.removeprefix("; ") if denied else "")
 
     async def _fetch(self, file: RemoteFile, path: Path) -> None:
         wrong: list[str] = []

@@ -15,7 +15,7 @@ import numpy as np
 from rich.filesize import decimal
 from typing_extensions import override
 
-from lit_data.errors import DataError, StoreCorruptError, show_path
+from lit_data.errors import DataError, StoreCorruptError, list_problems, show_path
 from lit_data.grid import Ints, cut_patch
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
@@ -164,8 +164,8 @@ class DecodedStore(StoredImages):
         options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or WHOLE)
         built = cls(build_store(sources, Path(folder), decoder, options))
         where = show_path(folder)
-        if built.skipped:
-            log.warning("%s: skipped %d bad images; the first: %s", where, len(built.skipped), built.skipped[0][1])
+        bad = list_problems(built.skipped)
+        bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and left out")
         for note, images in built.notes.items():
             log.info("%s: %d images: %s", where, images, note)
         return built

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from lit_data.errors import StoreError, show_path
+from lit_data.errors import StoreError, list_problems, show_path
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
@@ -126,8 +126,7 @@ class SparseStore:
         plan = BuildPlan(tuple(sources), make_folder(folder, options), options, processes, on_bad, wait_s, progress)
         paths, bad = build_files(plan)
         store = cls(paths, bad)
-        if bad:
-            log.warning("%s: skipped %d bad volumes; the first: %s", show_path(folder), len(bad), bad[0][1])
+        list_problems(bad).warn_if_any(log, f"{len(bad)} of {len(sources)} volumes are bad and left out")
         if progress:
             log.info("sparse store in %s: %s", show_path(store.path), store.report())
         return store

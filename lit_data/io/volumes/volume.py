@@ -162,7 +162,7 @@ class FileVolume(Volume):
         z, y, x = np.unravel_index(int(finite.argmin()), slab.shape)
         count = slab.size - int(finite.sum()) + self._count_rest(begin + len(slab))
         raise DataError(
-            f"{count} NaN or infinite voxels, the first at z {begin + z}, y {y}, x {x}; set nan_fill= to replace them"
+            f"{count} NaN or infinite voxels, the first at z {begin + z}, y {y}, x {x}; data.nan_fill=0 replaces them"
         )
 
     def _count_rest(self, begin: int) -> int:

@@ -155,7 +155,7 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
     [
         (
             {"train": "a\nx\n", "val": "y"},
-            r"2 problems .*\n.*train.txt: line 2 of 3: no image is named 'x' among 4 images\n.*'y'",
+            r"train.txt: line 2 of 3: no image is named 'x' among 4 images\n.*'y'(.|\n)*2 problems",
         ),
         ({"train": "a", "val": "b\na"}, "val.txt: line 2: a is listed already, in train.txt, line 1"),
         ({"train": "a", "test": "\n"}, "test.txt: test is no list file with rows"),
@@ -165,7 +165,7 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"labels__e": LINE},
-            r"1 label files fit none of 4 images:\n.*labels/e.txt: label file 4 of 4: no image is named 'e'",
+            r"labels/e.txt: label file 4 of 4: no image is named 'e'(.|\n)*1 label files fit none of 4 images",
         ),
         ({"more__labels__a": LINE}, "label file 4 of 4: labels the same image as .*labels/a.txt"),
         ({"classes": "cat\ncat"}, "each only once"),
@@ -187,12 +187,12 @@ def test_skip_leaves_stray_labels_and_bad_images_out(flat: Path, caplog: pytest.
     assert found.splits == {"train": [0, 1], "val": [2], "test": []}
     assert found.labels.ends.tolist() == [1, 1, 1]
     assert "labels/e.txt" in caplog.text
-    assert "1 of 4 images are bad; they are left out:" in caplog.text
+    assert "1 of 4 images are bad; they are left out" in caplog.text
 
 
 def test_an_unreadable_image_is_an_error(flat: Path) -> None:
     (flat / "images" / "b.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"1 of 4 images are bad:\n.*b.png: not a PNG"):
+    with pytest.raises(DataError, match=r"b.png: not a PNG(.|\n)*1 of 4 images are bad"):
         find_detection_files(flat)
 
 
@@ -323,7 +323,7 @@ def test_the_same_boxes_in_three_formats_give_equal_tables(seed: int, tmp_path: 
 @pytest.mark.data
 def test_the_blood_cells_read_alike_from_text_and_xml(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = shared_data / "detection" / "bccd"
-    with pytest.raises(DataError, match=r"1 problems .*\n.*BloodImage_00338.txt: line 13: box .* has no area"):
+    with pytest.raises(DataError, match=r"BloodImage_00338.txt: line 13: box .* has no area(.|\n)*1 problems"):
         find_detection_files(root)
     yolo = find_detection_files(root, on_bad="skip")
     assert "BloodImage_00338.txt: line 13" in caplog.text

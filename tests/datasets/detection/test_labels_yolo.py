@@ -98,8 +98,8 @@ def test_all_problems_of_all_files_are_in_one_error(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         read(tmp_path, "9 .5 .5 .2 .2\n0 .5 .5 0 0", "0 .5", b"\xff\xfe0", "0 2 .5 .1 .1")
     lines = str(raised.value).splitlines()
-    assert lines[0] == "5 problems with labels:"
-    assert sorted(line.split("/")[-1][:13] for line in lines[1:]) == [
+    assert lines[-2] == "5 problems with labels:"
+    assert sorted(line.split("/")[-1][:13] for line in lines[:-2]) == [
         "0.txt: line 1",
         "0.txt: line 2",
         "1.txt: line 1",

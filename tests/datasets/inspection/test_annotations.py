@@ -145,13 +145,13 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_what_does_not_fit_is_listed(name: str, folder: Path) -> None:
     write, message = FAULTS[name]
     write(folder)
-    with pytest.raises(DataError, match=rf"1 annotations are bad:\n.*{message}"):
+    with pytest.raises(DataError, match=rf"{message}(.|\n)*1 annotations are bad"):
         _draw(folder)
 
 
 def test_several_faults_are_listed_together(folder: Path) -> None:
     _csv(folder, "a.png,1,595 10", "b.png,1,7", "d.png,1,1 1")
-    with pytest.raises(DataError, match=r"3 annotations are bad:(.*\n){3}"):
+    with pytest.raises(DataError, match=r"(.*\n){3}3 annotations are bad"):
         _draw(folder)
 
 
@@ -193,7 +193,9 @@ def test_categories_become_the_numbers_of_classes(folder: Path) -> None:
 def test_classes_that_overlap_are_listed_with_their_image(folder: Path) -> None:
     part = " ".join(str(number) for number in to_runs(np.where(np.arange(30) < 9, _expected(), 0)))
     _csv(folder, f"a.png,1,{RUNS}", f"a.png,2,{part}")
-    with pytest.raises(DataError, match=r"1 annotations are bad:\n.*row 3: .*a\.png: '2' overlaps other classes in 32"):
+    with pytest.raises(
+        DataError, match=r"row 3: .*a\.png: '2' overlaps other classes in 32(.|\n)*1 annotations are bad"
+    ):
         _draw(folder, ["1", "2"])
     annotated = read_annotations(folder, [folder / "a.png", folder / "b.png"])
     assert annotated is not None
@@ -228,7 +230,7 @@ def test_label_files_find_the_image_of_their_folder(layout: str, tmp_path: Path)
 def test_values_of_another_kind_are_a_fault_and_no_crash(folder: Path) -> None:
     _labelme(folder)
     (folder / "b.json").write_text(json.dumps({"shapes": [1, 2]}))
-    with pytest.raises(DataError, match=r"1 annotations are bad:\n.*b\.json: cannot be read \(AttributeError"):
+    with pytest.raises(DataError, match=r"b\.json: cannot be read \(AttributeError(.|\n)*1 annotations are bad"):
         _draw(folder)
 
 

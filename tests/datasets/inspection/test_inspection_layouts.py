@@ -103,7 +103,7 @@ def test_a_folder_of_masks_may_be_named_and_lie_anywhere(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (("images/a.png", "masks/a.png", "masks/b.png"), r"1 of 2 masks do not fit .*\n.*b\.png: a mask without an im"),
+        (("images/a.png", "masks/a.png", "masks/b.png"), r"b\.png: a mask without an im(.|\n)*1 of 2 masks do not fit"),
         (("images/a.png", "masks/a.png", "masks/a_mask.png"), r"a_mask\.png: a second mask of .*images/a\.png"),
         (("x/1.png", "y/1.png", "masks/1.png"), r"masks/1\.png: a mask without an image of its name"),
         (("masks/a.png",), r"no images but the masks in .*masks; check data\.root"),

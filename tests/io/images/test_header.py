@@ -106,7 +106,7 @@ def test_the_content_decides_and_a_wrong_name_is_a_note(tmp_path: Path) -> None:
     path.write_bytes(_saved(RGB, "JPEG"))
     header = read_header(path)
     assert (header.kind, header.notes) == ("jpeg", ("the content is jpeg, the name ends in '.png'",))
-    with pytest.raises(DataError, match=r"a.png: the content is jpeg, .* or set strict_extension=False"):
+    with pytest.raises(DataError, match=r"a.png: the content is jpeg, .* or set data.read.strict_extension=false"):
         read_header(path, ReadOptions(strict_extension=True))
     path.rename(tmp_path / "a.JPG")
     assert read_header(tmp_path / "a.JPG", ReadOptions(strict_extension=True)).notes == ()

@@ -105,7 +105,9 @@ def test_colours_of_a_palette_are_inverted_and_its_numbers_refused(tmp_path: Pat
     image.putpalette([255, 0, 0, 10, 20, 30])
     image.save(tmp_path / "a.png")
     np.testing.assert_array_equal(_read(tmp_path / "a.png", invert=True), 255 - _read(tmp_path / "a.png"))
-    with pytest.raises(DataError, match=r"a.png: invert=True, but numbers of a palette have no white; set palette="):
+    with pytest.raises(
+        DataError, match=r"a.png: invert=True, but numbers of a palette have no white; set data.read.palette="
+    ):
         read_header(tmp_path / "a.png", ReadOptions(invert=True, palette="index"))
 
 

@@ -50,7 +50,9 @@ def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> 
         np.testing.assert_array_equal(mask, BINARY[None])
         assert mask.dtype == np.uint8
     else:  # row 46
-        message = f'mask with the values 0, {factor}; allowed are 0 and {256 - factor}; set scale="0_{factor}"'
+        message = (
+            f"mask with the values 0, {factor}; allowed are 0 and {256 - factor}; set data.mask_read.scale=0_{factor}"
+        )
         with pytest.raises(DataError, match=message):
             read_mask(path, MaskOptions(scale=scale))
 
@@ -65,7 +67,7 @@ def test_an_empty_mask_is_all_background(tmp_path: Path) -> None:
 def test_a_one_bit_png_reads_as_0_and_255(tmp_path: Path) -> None:
     Image.fromarray(BINARY > 0).save(tmp_path / "a.png", bits=1)
     np.testing.assert_array_equal(read_mask(tmp_path / "a.png"), BINARY[None])
-    with pytest.raises(DataError, match='values 0, 255; allowed are 0 and 1; set scale="0_255"'):
+    with pytest.raises(DataError, match=r"values 0, 255; allowed are 0 and 1; set data.mask_read.scale=0_255"):
         read_mask(tmp_path / "a.png", MaskOptions(scale="0_1"))
 
 
@@ -90,8 +92,8 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
     image = Image.fromarray(BINARY * np.uint8(215))
     image.putpalette(bytes(645) + b"\xff" * 3)
     image.save(tmp_path / "a.png")
-    hint = 'set mask_read.threshold=1 if all but 0 is the defect, or palette="expand" if they stand for black and white'
-    with pytest.raises(DataError, match=f"values 0, 215; .*; {hint}"):
+    hint = "threshold=1 if all but 0 is the defect, or data.mask_read.palette=expand if they stand for black and white"
+    with pytest.raises(DataError, match=f"values 0, 215; .*; set data.mask_read.{hint}"):
         read_mask(tmp_path / "a.png")
     np.testing.assert_array_equal(read_mask(tmp_path / "a.png", MaskOptions(palette="expand")), BINARY[None])
     image.putpalette(bytes(645) + b"\xff\0\0")
@@ -111,7 +113,7 @@ def test_equal_channels_count_as_one(tmp_path: Path) -> None:
 
 def test_alpha_is_no_class(tmp_path: Path) -> None:
     path = _png(tmp_path / "a.png", np.stack([BINARY] * 4, -1))
-    with pytest.raises(DataError, match='alpha, not opaque everywhere; set alpha="drop"'):
+    with pytest.raises(DataError, match=r"alpha, not opaque everywhere; set data.read.alpha=drop"):
         read_mask(path)
     np.testing.assert_array_equal(read_mask(path, MaskOptions(alpha="drop")), BINARY[None])
 
@@ -123,11 +125,11 @@ def test_alpha_is_no_class(tmp_path: Path) -> None:
         (
             [0, 1, 2],
             {},
-            "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; set mask_read.classes=3 if these are class numbers",
+            "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; set data.mask_read.classes=3 if these are class numbers",
         ),
         ([0, 1, 255], {}, "values 0, 1, 255; .*values in between come from JPEG or from smooth scaling"),
-        ([0, 4, 7], {"classes": 4}, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set mask_read.classes=8"),
-        ([0, 255], {"classes": 4}, "values 0, 255; allowed are 0 to 3 .*; set mask_read.classes=2"),
+        ([0, 4, 7], {"classes": 4}, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set data.mask_read.classes=8"),
+        ([0, 255], {"classes": 4}, "values 0, 255; allowed are 0 to 3 .*; set data.mask_read.classes=2"),
         (list(range(12)), {}, "values 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ... 2 more up to 11;"),
         ([0, 300], {"classes": 256}, "values 0, 300; allowed are 0 to 255"),
         ([-1, 1], {"classes": 5}, "values -1, 1; allowed are 0 to 4"),
@@ -167,7 +169,7 @@ def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
     mask[5:20, 7:23] = 255
     _png(tmp_path / "a.jpg", mask)
     with pytest.raises(
-        DataError, match=r"a.jpg: mask with the values 0, 1, 2, .* more up to 255; .* set mask_read.threshold=128"
+        DataError, match=r"a.jpg: mask with the values 0, 1, 2, .* more up to 255; .* set data.mask_read.threshold=128"
     ):
         read_mask(tmp_path / "a.jpg")
     mask[:] = 0

@@ -91,7 +91,9 @@ def test_alpha_is_dropped_only_on_request(
         image.putalpha(Image.fromarray(GRAY))
     image.save(tmp_path / "a.png", **saving)
     count = len(expected)
-    message = rf'a.png: {count} channel\(s\) and alpha, not opaque everywhere; set alpha="drop" to read it without'
+    message = (
+        rf"a.png: {count} channel\(s\) and alpha, not opaque everywhere; set data.read.alpha=drop to read it without"
+    )
     with pytest.raises(DataError, match=message):
         read_image(tmp_path / "a.png")
     np.testing.assert_array_equal(_read(tmp_path / "a.png", alpha="drop"), expected)
@@ -102,7 +104,7 @@ def test_alpha_that_is_opaque_everywhere_is_left_out(tmp_path: Path, mode: str) 
     image = Image.fromarray(GRAY if mode == "LA" else RGB).convert(mode)
     image.save(tmp_path / "a.png")
     np.testing.assert_array_equal(_read(tmp_path / "a.png"), GRAY[None] if mode == "LA" else PLANES)
-    with pytest.raises(DataError, match="and alpha; set alpha"):
+    with pytest.raises(DataError, match=r"and alpha; set data.read.alpha"):
         _read(tmp_path / "a.png", alpha="error")
     pixels = np.dstack([RGB, np.full(RGB.shape[:2], 255, np.uint8)])
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=("unassalpha",))
@@ -143,7 +145,7 @@ def test_a_palette_is_expanded_or_kept(tmp_path: Path, name: str) -> None:
     image.save(tmp_path / name)
     np.testing.assert_array_equal(_read(tmp_path / name), palette[indices].transpose(2, 0, 1))
     np.testing.assert_array_equal(_read(tmp_path / name, palette="index"), indices[None])
-    with pytest.raises(DataError, match='a palette image; set palette="expand" for its colours or palette="index"'):
+    with pytest.raises(DataError, match=r"a palette image; set data.read.palette=expand for its colours or =index"):
         read_image(tmp_path / name, ReadOptions(palette="error"))
 
 

@@ -57,7 +57,7 @@ def test_what_takes_a_choice_says_so(shared_data: Path) -> None:
         "shapes_multi_color.tif": "5 pages; choose one with page=0 to page=4",
         "shapes_multi_size.tif": "2 pages; choose one with page=0 to page=1",
         "shapes_tiled_multi.tif": "3 pages; choose one with page=0 to page=2",
-        "strike.tif": '3 channel(s) and alpha, not opaque everywhere; set alpha="drop" to read it without',
+        "strike.tif": "3 channel(s) and alpha, not opaque everywhere; set data.read.alpha=drop to read it without",
     }
 
 

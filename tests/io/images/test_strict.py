@@ -151,7 +151,7 @@ def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: fl
     pixels = np.zeros((5, 7), np.float32)
     pixels[3, 4] = pixels[4, 1] = value
     np.save(tmp_path / name, pixels) if name == "a.npy" else tifffile.imwrite(tmp_path / name, pixels)
-    message = r"2 NaN or infinite pixels, the first in channel 0 at row 3, column 4; set nan_fill= to replace them"
+    message = r"2 NaN or infinite pixels, the first in channel 0 at row 3, column 4; data.read.nan_fill=0 replaces them"
     with pytest.raises(DataError, match=f"{name}: {message}"):
         decode_strict(tmp_path / name)
     filled = decode_strict(tmp_path / name, ReadOptions(nan_fill=9)).array
@@ -174,7 +174,9 @@ def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:
 def test_floats_that_look_like_gray_levels_are_noted(tmp_path: Path, low: float, high: float, noted: bool) -> None:
     np.save(tmp_path / "a.npy", np.array([[low, high]], np.float32))
     notes = decode_strict(tmp_path / "a.npy").notes
-    assert notes == (("float pixels between 0 and 255 instead of 0 and 1; say so with value_range=[0, 255]",) * noted)
+    assert notes == (
+        ("float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",) * noted
+    )
 
 
 def test_notes_of_the_header_are_handed_on(tmp_path: Path) -> None:

@@ -311,9 +311,11 @@ def test_all_files_that_cannot_be_read_are_listed(
     remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _break(monkeypatch, "get_file", PermissionError("secret://user:password@host"), after=1)
-    with pytest.raises(DataError, match=r"2 of 3 files of memory://set could not be read:\n") as caught:
+    with pytest.raises(
+        DataError, match=r"2 of 3 files of memory://set could not be read:\n  credentials belong"
+    ) as caught:
         fetch(connections=1)
-    assert str(caught.value).count("access denied (403)\n  credentials belong") == 1  # the advice once, at the end
+    assert str(caught.value).count("credentials belong") == 1
     assert str(caught.value).count("access denied (403)") == 2
     assert "password" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -364,11 +366,11 @@ def test_an_interrupted_read_ends_at_once_and_leaves_nothing(
 def test_a_list_of_sums_is_used_and_left_out(remote: MemoryFileSystem, fetch: Open) -> None:
     sums = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed  a/1.png\n" + "0" * 64 + "  a/2.png\n"
     remote.pipe("/set/SHA256SUMS", sums.encode())
-    with pytest.raises(DataError, match=r"1 of 3 files .*\n.*a/2\.png: its SHA256 sum is 3fc4ccf.*states 0000"):
+    with pytest.raises(DataError, match=r"a/2\.png: its SHA256 sum is 3fc4ccf.*states 0000(.|\n)*1 of 3 files"):
         fetch()
     assert sorted(_files(fetch(checksums=False))) == ["a/1.png", "a/2.png", "notes.txt"]
     remote.pipe("/set/SHA256SUMS", b"0" * 64 + b"  missing.png\n")
-    with pytest.raises(DataError, match=r"1 files of memory://set/SHA256SUMS are not there:\n.*missing\.png"):
+    with pytest.raises(DataError, match=r"missing\.png(.|\n)*1 files of memory://set/SHA256SUMS are not there"):
         fetch()
 
 

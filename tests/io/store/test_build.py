@@ -166,7 +166,7 @@ def test_cache_path_that_cannot_exist(images: Path) -> None:
 def test_bad_headers_are_all_listed_and_nothing_is_written(images: Path) -> None:
     for name in ("1.npy", "4.npy"):
         (images / name).write_text("no image")
-    with pytest.raises(DataError, match=r"2 of 6 images are bad:\n.*1.npy: not an array\n.*4.npy: not an array$"):
+    with pytest.raises(DataError, match=r"1.npy: not an array\n.*4.npy: not an array(.|\n)*2 of 6 images are bad"):
         build(images)
     assert not (images.parent / "cache").exists()
 
@@ -176,8 +176,8 @@ def test_bad_pixels_are_all_listed_and_nothing_is_left(images: Path) -> None:
     save(images / "4.npy", 77)
     decoder = NpyDecoder()
     message = (
-        r"2 of 6 images are bad:\n.*1.npy: pixels are damaged\n"
-        r".*4.npy: decoded to uint8 \(3, 1, 5\) but its header says uint8 \(3, 4, 5\)"
+        r"1.npy: pixels are damaged\n"
+        r".*4.npy: decoded to uint8 \(3, 1, 5\) but its header says uint8 \(3, 4, 5\)(.|\n)*2 of 6 images are bad"
     )
     with pytest.raises(DataError, match=message):
         build(images, decoder=decoder)
@@ -193,7 +193,7 @@ def test_file_that_goes_missing_between_header_and_decoding(images: Path) -> Non
                 Path(source.paths[0]).unlink()
             return header
 
-    with pytest.raises(DataError, match=r"1 of 6 images are bad:\n.*2.npy"):
+    with pytest.raises(DataError, match=r"2.npy(.|\n)*1 of 6 images are bad"):
         build(images, decoder=Remover())
 
 
@@ -211,7 +211,7 @@ def test_skip_leaves_bad_images_out_and_lists_them(images: Path, caplog: pytest.
     assert (store.path / "pixels.npy").stat().st_size == 128 + 4 * 60
     caplog.clear()
     assert build(images, on_bad="skip").skipped == store.skipped
-    assert "skipped 2 bad images; the first: " in caplog.text
+    assert "2 of 6 images are bad and left out" in caplog.text
 
 
 def test_skip_with_nothing_left_is_an_error(images: Path) -> None:
@@ -231,8 +231,8 @@ def test_too_many_skipped_for_the_header(images: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
-        ((3, 4, 5), "uint16", r"do not fit into one store:\n.*2.npy: uint16, but .*/0.npy has uint8"),
-        ((1, 4, 5), "uint8", r"do not fit into one store:\n.*2.npy: 1 channel.*, but .*/0.npy has 3 channel"),
+        ((3, 4, 5), "uint16", r"2.npy: uint16, but .*/0.npy has uint8(.|\n)*do not fit into one store"),
+        ((1, 4, 5), "uint8", r"2.npy: 1 channel.*, but .*/0.npy has 3 channel(.|\n)*do not fit into one store"),
         ((3, 4, 5), "float64", r"2.npy: dtype float64 is not allowed; allowed are uint8, uint16, int16, float32"),
         ((3, 0, 5), "uint8", r"2.npy: shape \(3, 0, 5\) has no pixels"),
     ],

@@ -138,7 +138,7 @@ def test_a_set_is_preloaded_only_if_it_is_small(
 def test_bad_headers_are_found_before_the_first_epoch(tmp_path: Path, precompute: Any) -> None:
     volumes = _write(tmp_path / "ct")
     (tmp_path / "ct" / "a.npy").write_bytes(b"no array")
-    with pytest.raises(DataError, match=r"1 of 4 volumes are bad:\n.*a\.npy: not a NumPy"):
+    with pytest.raises(DataError, match=r"a\.npy: not a NumPy(.|\n)*1 of 4 volumes are bad"):
         _open(tmp_path, precompute=precompute)
     bank = _open(tmp_path, precompute=precompute, on_bad="skip")
     _check(bank, volumes)

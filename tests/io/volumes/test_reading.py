@@ -105,7 +105,7 @@ def test_nan_and_infinite_voxels_are_counted_and_the_first_is_named(tmp_path: Pa
     with open_volume(_write_npz(tmp_path, values)) as opened:
         opened.read(0, 1)
         with pytest.raises(
-            DataError, match=r"v.npz: 3 NaN or infinite voxels, the first at z 1, y 2, x 0; set nan_fil"
+            DataError, match=r"v.npz: 3 NaN or infinite voxels, the first at z 1, y 2, x 0; data.nan_fil"
         ):
             opened.read(1, 2)
     with open_volume(tmp_path / "v.npz", nan_fill=-1024) as opened:

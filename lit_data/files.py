@@ -30,13 +30,18 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     Raises:
         OSError: It cannot be written.
     """
-    with replacing_by_path(path) as part, part.open("xb") as file:
+    with replacing_by_path(path) as part, open(part, "xb", opener=_create) as file:
         yield file
         file.flush()
         if sync:
             os.fsync(file.fileno())
     if sync:
         sync_folder(path.parent)
+
+
+def _create(path: str, flags: int) -> int:
+    """Create a file that others than its group may not write, whatever the umask is."""
+    return os.open(path, flags, 0o664)
 
 
 @contextmanager

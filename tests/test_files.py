@@ -1,5 +1,6 @@
 """Files are there as a whole or as they were before."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from lit_data.checks import check_choice, check_count, check_share
 from lit_data.errors import ConfigError, StoreError
 from lit_data.files import PART, replacing, replacing_by_path, write_text
+from lit_data.io.temp import build_lock, hold_lock, temp_folder
 
 
 def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:
@@ -57,3 +59,17 @@ def test_checks_say_what_is_allowed() -> None:
         check_count("size", True, 0)
     with pytest.raises(ConfigError, match=r"part=0 is a share: give a number above 0 and up to 1"):
         check_share("part", 0)
+
+
+def test_nobody_else_may_write_what_is_written_without_a_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_text(tmp_path / "a.txt", "a")
+        with hold_lock(tmp_path / "b.lock"), build_lock(tmp_path, wait_s=1, is_done=lambda: False):
+            pass
+        with temp_folder(tmp_path) as temp:
+            assert not temp.stat().st_mode & 0o002
+    finally:
+        os.umask(before)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "b.lock", ".lock"}
+    assert not any(path.stat().st_mode & 0o002 for path in tmp_path.iterdir())

@@ -21,7 +21,8 @@ usage: python -m lit_data rerun RUN [key=value ...] [--package NAME] [--print]
 
 Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. Relative paths are
 read from the folder where the run was started, if it is there. Type again what decides which code runs: --package, and
-words of Hydra itself such as hydra/launcher=slurm. --print shows the command line and stops."""
+words of Hydra itself such as hydra/launcher=slurm, and what writes outside of
+paths.runs or sends results to a server. --print shows the command line and stops."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,17 @@ class Started:
         """The overrides with those that are typed now in place of those of the same key; some keys are left out."""
         keys = {_key(word) for word in typed} | set(without)
         return (*(word for word in self.words if _key(word) not in keys), *typed)
+
+    def list_read(self, run: Path, typed: Sequence[str]) -> list[str]:
+        """The overrides that hold as a file's: those that are not typed now, but for the place where the run lies."""
+        keys = {_key(word) for word in typed}
+        runs = (run.resolve() / "../../..").resolve()  # COMMAND/NAME/TIME lie below it
+        return [
+            word
+            for word in self.words
+            if _key(word) not in keys
+            and (_key(word) != "paths.runs" or (self.folder / word.partition("=")[2]).resolve() != runs)
+        ]
 
 
 def read_started(run: Path) -> Started:
@@ -91,8 +103,10 @@ def main(words: Sequence[str]) -> None:
         return
     if not options.words:
         raise ConfigError("rerun needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00")
-    started = read_started(Path(options.words[0]))
-    overrides = started.replace(options.words[1:])
+    place, typed = Path(options.words[0]), options.words[1:]
+    started = read_started(place)
+    read = started.list_read(place, typed)
+    overrides = started.replace(typed)
     line = _join(started, overrides, options.package)
     if options.print:
         print(line)
@@ -103,7 +117,7 @@ def main(words: Sequence[str]) -> None:
         os.chdir(started.folder)
     from lit_data.commands.run import run  # Hydra is imported only here
 
-    places = {"config_dir": started.config_dir, "packages": options.package, "multirun": started.sweeps}
+    places = {"config_dir": started.config_dir, "packages": options.package, "multirun": started.sweeps, "read": read}
     run(started.command, overrides, **places)
 
 

@@ -32,6 +32,7 @@ def run(
     config_dir: str | None = None,
     packages: Sequence[str] = (),
     multirun: bool = False,
+    read: Sequence[str] = (),
 ) -> Path:
     """Check the command line, then run the command in Hydra's run folder, once or for each job of a sweep.
 
@@ -41,6 +42,7 @@ def run(
         config_dir: folder of the user's own groups and experiments.
         packages: packages whose targets are allowed too.
         multirun: run every combination of swept values.
+        read: those of the overrides that a run folder says, see `check_run`.
 
     Returns:
         The folder of the run or the sweep.
@@ -50,7 +52,7 @@ def run(
         SystemExit: a single job failed with the error that is its cause.
     """
     with reporting_to_sweep(), open_hydra(config_dir) as hydra:
-        cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
+        cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages, read=read)
         sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options, placed = read_options(SweepOptions, cfg.get("sweep", {}), "sweep"), place_run(cfg, sweeps=sweeps)
         folder = Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute()

@@ -54,7 +54,7 @@ def temp_folder(folder: Path) -> Iterator[Path]:
         The path of the new, empty folder.
     """
     path = folder / _make_name()
-    path.mkdir()
+    path.mkdir(0o775)
     try:
         yield path
     finally:
@@ -151,7 +151,7 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
         StoreBusyError: Another process still builds after ``wait_s``.
     """
     try:
-        fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o664)
     except OSError as error:
         _tell_unlockable(folder, error)
         yield
@@ -164,7 +164,7 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
     """Hold a lock among all processes and threads of this machine; the system gives it back if its holder dies."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
     with _giving_back(fd):
         with suppress(OSError):  # a file system without locks: work may be done twice
             fcntl.flock(fd, fcntl.LOCK_EX)

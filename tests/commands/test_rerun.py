@@ -49,6 +49,30 @@ def test_what_decides_which_code_runs_is_left_out(run: Path) -> None:
     assert not any("hydra" in word for word in read_started(run).words)
 
 
+def test_what_a_run_folder_says_does_not_write_outside(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, place = run / ".hydra/hydra.yaml", "callbacks.memory.path=/nowhere"
+    path.write_text(path.read_text().replace("- +experiment=stripe\n", f"- +experiment=stripe\n    - {place}\n", 1))
+    assert main(["rerun", "first"]) == 2
+    assert "'callbacks.memory.path' is '/nowhere': only the command line may" in capsys.readouterr().err
+    assert main(["rerun", "first", place]) == 0
+    path.write_text(path.read_text().replace(place, "paths.runs=/nowhere", 1))
+    assert main(["rerun", "first"]) == 2
+    assert "'paths.runs' is '/nowhere': only the command line may" in capsys.readouterr().err
+
+
+def test_a_run_is_started_again_below_its_own_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = Path("mine/show/stripe/first")
+    own.parent.mkdir(parents=True)
+    run.rename(own)
+    path = own / ".hydra/hydra.yaml"
+    path.write_text(
+        path.read_text().replace("- +experiment=stripe\n", "- +experiment=stripe\n    - paths.runs=mine\n", 1)
+    )
+    assert main(["rerun", str(own)]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

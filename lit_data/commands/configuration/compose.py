@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lit_data.checks import check_types
 from lit_data.commands.configuration.explain import explain, find_unknown, missing_value, open_arguments
-from lit_data.commands.configuration.hydra_node import check_hydra_node
+from lit_data.commands.configuration.hydra_node import check_hydra_node, check_places
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.configuration.targets import allow_packages, check_targets, join_key
 from lit_data.commands.configuration.tree import ConfigTree, open_hydra
@@ -56,7 +56,13 @@ def compose(
 
 
 def check_run(
-    hydra: Hydra, command: str, overrides: Sequence[str], *, multirun: bool = False, packages: Sequence[str] = ()
+    hydra: Hydra,
+    command: str,
+    overrides: Sequence[str],
+    *,
+    multirun: bool = False,
+    packages: Sequence[str] = (),
+    read: Sequence[str] = (),
 ) -> tuple[DictConfig, list[str]]:
     """Compose and check what the command line asks for; nothing is imported or written.
 
@@ -66,6 +72,7 @@ def check_run(
         overrides: as typed; `experiment=stripe` stands for `+experiment=stripe`.
         multirun: sweeps are allowed; the first job is returned, and every option of a swept group is checked.
         packages: packages whose targets are allowed too.
+        read: those of the overrides that somebody's run folder says: they hold as a file's.
 
     Returns:
         The configuration with its `hydra` node, and the overrides as Hydra needs them.
@@ -81,9 +88,10 @@ def check_run(
     with allow_packages(packages):
         words = open_arguments(tree, words)
         jobs = _plan_jobs(tree, words, multirun=multirun)
-        first = _check_job(tree, next(jobs), words)
+        typed = [word for word in words if word.lstrip("+") not in {name.lstrip("+") for name in read}]
+        first = _check_job(tree, next(jobs), typed)
         for job in jobs:
-            _check_job(tree, job, words)
+            _check_job(tree, job, typed)
     return first, words
 
 
@@ -182,6 +190,7 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
     check_targets({"hydra": hydra})
     check_targets(job)
     check_hydra_node(hydra, typed)
+    check_places(job, hydra, typed, tree.base.paths.runs)
     return cfg
 
 

@@ -1,13 +1,16 @@
-"""What a configuration may say under `hydra`, which Hydra acts on before any command runs."""
+"""What a configuration may say under `hydra`, and where its files may write and send: less than what is typed."""
 
+import itertools
+import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lit_data.commands.configuration.locate import resolve_target
-from lit_data.commands.configuration.targets import allowed_names, check_targets, find_targets, trusted_names
+from lit_data.commands.configuration.targets import allowed_names, check_targets, find_targets, join_key, trusted_names
 from lit_data.errors import ConfigError
 
 _LOGGING_NAMES = (
@@ -29,6 +32,16 @@ _EXTRAS = {
 _SHELL_KEYS = ("setup", "additional_parameters")
 _FACTORY_KEYS = ("()", "class", "queue", "listener")
 _CODE_PATHS = ("LD_", "DYLD_", "PYTHON", "PATH")  # variables that decide which code a child process loads
+
+_SECTIONS: Final = ("callbacks", "extra_callbacks", "logger", "trainer")
+_WRITERS: Final = ("lightning", "lit_data.callbacks")
+"""Classes that write files or send, wherever a node has them."""
+_PLACES: Final = ("paths.run", "prepare.store", "prepare.export", "predict.folder", "benchmark.apply_folder")
+_FOLDER: Final = re.compile(r"(.*_)?(dir|dirpath|path|folder|location|root|_args_)", re.IGNORECASE)
+_SERVER: Final = re.compile(r"(.*_)?(url|uri|host|server|address|endpoint|entity|workspace|api_key)", re.IGNORECASE)
+_ADDRESS: Final = re.compile(r"[A-Za-z][\w+.-]*:/\S*")
+_LOCAL: Final = ("sqlite:///", "file://")
+_READ: Final = ("_target_", "weights")
 
 
 def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:
@@ -82,8 +95,87 @@ def _check_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
                 )
 
 
+def check_places(
+    job: Mapping[str, Any], hydra: Mapping[str, Any], typed: Sequence[str], packaged_runs: object = None
+) -> None:
+    """Refuse what only the command line may say: to write outside of `paths.runs`, and to send anything anywhere.
+
+    Args:
+        job: the resolved configuration as plain data.
+        hydra: the resolved node.
+        typed: overrides of the command line.
+        packaged_runs: `paths.runs` as the package has it.
+
+    Raises:
+        ConfigError: names the key and the value.
+    """
+    paths, output = job.get("paths") or {}, (hydra.get("runtime") or {}).get("output_dir")
+    if paths.get("runs") != packaged_runs and not _is_typed("paths.runs", typed):
+        raise _untyped("paths.runs", paths.get("runs"), "choose where results go")
+    sweep = hydra.get("sweep") or {}
+    folders = {"hydra.run.dir": (hydra.get("run") or {}).get("dir"), "hydra.sweep.dir": sweep.get("dir")}
+    folders["hydra.sweep.subdir"] = os.path.join(str(sweep.get("dir")), str(sweep.get("subdir")))  # noqa: PTH118
+    folders |= {key: (job.get(key.partition(".")[0]) or {}).get(key.partition(".")[2]) for key in _PLACES}
+    roots = [paths.get("runs")]
+    for key, folder in folders.items():  # what passes here may hold what comes behind it
+        if folder is not None and not _is_typed(key, typed) and not _is_below(str(folder), roots):
+            raise _untyped(key, folder, "write outside of paths.runs")
+        roots += [output, folder] if key == "hydra.run.dir" else [folder]
+    own = [_list_texts(hydra.get(name), f"hydra.{name}", writes=True) for name in ("launcher", "sweeper")]
+    for key, text in itertools.chain(_list_texts(job), *own):
+        _check_text(key, text, roots, typed)
+
+
+def _check_text(key: str, text: str, roots: Sequence[object], typed: Sequence[str]) -> None:
+    """Hold one text of a logger, a callback or the trainer to what a file may say."""
+    name = re.sub(r"\[\d+\]", "", key).rpartition(".")[2]
+    if not text or name in _READ or _is_typed(key, typed):
+        return
+    local = next((text.removeprefix(start) for start in _LOCAL if text.startswith(start)), text)
+    if _is_below(local, roots):
+        return
+    if _SERVER.fullmatch(name) or _ADDRESS.fullmatch(text):
+        raise _untyped(key, text, "choose where results are sent")
+    if _FOLDER.fullmatch(name) or text.startswith(("/", "~")) or ".." in Path(text).parts:
+        raise _untyped(key, text, "write outside of paths.runs")
+
+
+def _list_texts(node: object, key: str = "", *, writes: bool = False) -> Iterator[tuple[str, str]]:
+    """Texts below the nodes of what writes or sends."""
+    if isinstance(node, Mapping):
+        writes = writes or key in _SECTIONS or str(node.get("_target_", "")).startswith(_WRITERS)
+        for name, value in node.items():
+            yield from _list_texts(value, join_key(key, name), writes=writes)
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        for place, value in enumerate(node):
+            yield from _list_texts(value, f"{key}[{place}]", writes=writes or key in _SECTIONS)
+    elif writes and isinstance(node, str):
+        yield key, node
+
+
+def _is_below(path: str, roots: Sequence[object]) -> bool:
+    """Whether a path is one of some folders or lies in one, as it is spelt."""
+    place = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100 - takes .. away and follows no link
+    return not _ADDRESS.fullmatch(path) and any(
+        place.is_relative_to(os.path.abspath(Path(str(root)).expanduser()))  # noqa: PTH100
+        for root in roots
+        if root is not None
+    )
+
+
+def _untyped(key: str, value: object, what: str) -> ConfigError:
+    return ConfigError(
+        f"'{key}' is {str(value)!a:.200}: only the command line may {what}, no file; type {key}=... to have it so, or "
+        "leave it out."
+    )
+
+
 def _is_typed(key: str, typed: Sequence[str]) -> bool:
-    return any(word.lstrip("+").startswith((f"{key}=", f"{key}.")) for word in typed)
+    words = [word.lstrip("+").partition("=") for word in typed]
+    return any(
+        word == key or word.startswith(f"{key}.") or (key.startswith(f"{word}.") and re.search(r"(?<!\$)\{", value))
+        for word, _, value in words
+    )
 
 
 def _check_installed(target: str, key: str) -> None:

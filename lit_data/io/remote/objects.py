@@ -1,8 +1,11 @@
 """Whole files of a folder on a server or a local disk, read and written by threads, for as long as they are needed."""
 
 import asyncio
+import io
 import os
 import shutil
+import stat
+import tempfile
 import threading
 import time
 import weakref
@@ -10,20 +13,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, show_path
-from lit_data.files import replacing_by_path
 from lit_data.io.remote.address import WEB, Address, is_remote, parse_address
 from lit_data.io.remote.connection import Connection, quiet_clients
 from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.mirror import connect
 from lit_data.io.remote.options import RemoteOptions
+from lit_data.io.temp import sweep, temp_folder
 
 T = TypeVar("T")
 _ENDING_S: Final = 5.0
+_CHUNK_BYTES: Final = 2**20
 
 
 class Objects(ABC):
@@ -33,12 +37,12 @@ class Objects(ABC):
     """
 
     @abstractmethod
-    def read(self, name: str) -> bytes:
-        """The content of a small file."""
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """The content of a small file, which is refused if it is larger."""
 
     @abstractmethod
-    def get(self, name: str, path: Path) -> None:
-        """Copy a file to a new local one."""
+    def get(self, name: str, path: Path, most_bytes: int) -> None:
+        """Copy a file to a new local one, and stop where it is larger than it may be."""
 
     @abstractmethod
     def put(self, path: Path, name: str) -> None:
@@ -51,6 +55,11 @@ class Objects(ABC):
     @abstractmethod
     def __str__(self) -> str:
         """The folder, for messages."""
+
+
+def too_large(what: str, most_bytes: int) -> DataError:
+    """The error for a file of a set that is larger than it may be."""
+    return DataError(f"{what}: more than the {most_bytes} bytes that it may have; prepare the set again")
 
 
 def open_objects(root: str, options: RemoteOptions) -> Objects:
@@ -68,21 +77,29 @@ class FolderObjects(Objects):
 
     def __init__(self, folder: Path, options: RemoteOptions) -> None:
         self._folder, self._options = folder, options
+        self._swept: set[Path] = set()
 
     @override
-    def read(self, name: str) -> bytes:
-        return self._insist(lambda: (self._folder / name).read_bytes())
+    def read(self, name: str, most_bytes: int) -> bytes:
+        content = io.BytesIO()
+        self._insist(lambda: self._copy(name, content, most_bytes))
+        return content.getvalue()
 
     @override
-    def get(self, name: str, path: Path) -> None:
-        self._insist(lambda: shutil.copyfile(self._folder / name, path))
+    def get(self, name: str, path: Path, most_bytes: int) -> None:
+        with path.open("wb") as file:
+            self._insist(lambda: self._copy(name, file, most_bytes))
 
     @override
     def put(self, path: Path, name: str) -> None:
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_by_path(target) as part:
-            shutil.copyfile(path, part)
+        if target.parent not in self._swept:
+            sweep(target.parent)  # of writers that were killed
+            self._swept.add(target.parent)
+        with temp_folder(target.parent) as temp:
+            shutil.copyfile(path, temp / target.name)
+            (temp / target.name).replace(target)
 
     @override
     def list_sizes(self, folder: str) -> dict[str, int]:
@@ -95,6 +112,23 @@ class FolderObjects(Objects):
     @override
     def __str__(self) -> str:
         return show_path(self._folder)
+
+    def _copy(self, name: str, target: BinaryIO, most_bytes: int) -> None:
+        """Copy a regular file; what stands in its place, a pipe or an endless device, is not waited for."""
+        source = self._folder / name
+        target.seek(0)
+        target.truncate()
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise DataError(f"{show_path(source)}: not a regular file; prepare the set again")
+            left = most_bytes + 1
+            while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+                target.write(chunk)
+                left -= len(chunk)
+        target.flush()
+        if not left:
+            raise too_large(show_path(source), most_bytes)
 
     def _insist(self, call: Callable[[], T]) -> T:
         for left in reversed(range(self._options.retries + 1)):
@@ -126,13 +160,29 @@ class ServerObjects(Objects):
         return type(self), (self._address, self._options)
 
     @override
-    def read(self, name: str) -> bytes:
-        return self._call(lambda connection: connection.read(name))
+    def read(self, name: str, most_bytes: int) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "read"
+            self.get(name, path, most_bytes)
+            return path.read_bytes()
 
     @override
-    def get(self, name: str, path: Path) -> None:
-        def fetch(connection: Connection) -> Awaitable[None]:
-            return connection.insist(lambda: connection.fetch(name, path, lambda _: None), name)
+    def get(self, name: str, path: Path, most_bytes: int) -> None:
+        async def fetch(connection: Connection) -> None:
+            arrived = [0]
+
+            def tell(new_bytes: int) -> None:
+                arrived[0] += new_bytes
+                if arrived[0] > most_bytes:  # at once, before it fills the disk
+                    raise too_large(f"{self}/{name}", most_bytes)
+
+            def once() -> Awaitable[None]:
+                arrived[0] = 0
+                return connection.fetch(name, path, tell)
+
+            await connection.insist(once, name)
+            if path.stat().st_size > most_bytes:
+                raise too_large(f"{self}/{name}", most_bytes)
 
         self._call(fetch)
 

@@ -171,7 +171,7 @@ class ShardCache(Generic[Opened]):
                 self._make_room(shard.nbytes)
                 part.touch()  # from here on others count it
             for is_last in (False, True):
-                self.objects.get(shard.name, part)
+                self.objects.get(shard.name, part, shard.nbytes)
                 if find_sha256(part) == shard.sha256:
                     break
                 if is_last:

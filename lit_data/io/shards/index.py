@@ -34,6 +34,7 @@ FORMAT: Final = 1
 _KIND: Final = "shards"
 _VERSION: Final = 1
 _SUM_BYTES: Final = 32
+_MOST_CHANNELS: Final = 2**16
 PLACE = np.dtype([("shard", "<u4"), ("row", "<u4"), ("height_px", "<u4"), ("width_px", "<u4"), ("first_source", "<u8")])
 """Where an image is, its size, and its first row among the source files."""
 
@@ -99,16 +100,20 @@ class ShardIndex(NamedTuple):
         folder = ArrayFolder(path, _KIND, _VERSION)
         places, files = folder.map("images", PLACE, check=True), folder.map("files", SOURCE_RECORD, check=True)
         names, facts, shards = folder.map("names", "u1", check=True), folder.facts, read_shards(folder)
-        table = SourceTable(names, files, places["first_source"].astype(np.int64))
+        table, ends = SourceTable(names, files, places["first_source"].astype(np.int64)), files["name_end"]
         similar = folder.map("similar", "<i8", check=True) if "similar" in folder.arrays else None
+        if any(array.ndim != 1 or not len(array) for array in (places, files, names)):
+            raise corrupt(path / META_NAME, "no index of shards")
         checks = [
-            facts.get("dtype") in DTYPES and isinstance(facts.get("channels"), int) and facts["channels"] > 0,
-            isinstance(facts.get("decoder"), str) and isinstance(facts.get("skipped"), list),
+            facts.get("dtype") in list(DTYPES) and type(facts.get("channels")) is int,
+            isinstance(facts.get("decoder"), str) and are_pairs(facts.get("skipped")),
             len(places) > 0 and int(places["shard"].max()) < len(shards),
-            len(files) > 0 and int(files["name_end"][-1]) == len(names) and bool(np.all(np.diff(table.firsts) > 0)),
+            len(files) > 0 and int(ends[-1]) == len(names) and bool(np.all(ends[1:] >= ends[:-1])),
+            bool(np.all(np.diff(table.firsts) > 0)),
+            len(table.firsts) > 0 and int(table.firsts[0]) == 0 and int(table.firsts[-1]) < len(files),
             similar is None or similar.shape == places.shape,
         ]
-        if not all(checks):
+        if not all(checks) or not 0 < facts["channels"] <= _MOST_CHANNELS:
             raise corrupt(path / META_NAME, "no index of shards")
         return cls(path, folder.key, facts, places, shards, table, similar)
 
@@ -121,6 +126,13 @@ class ShardIndex(NamedTuple):
         if self.similar is not None:
             writer.add("similar", self.similar)
         writer.finish(_KIND, _VERSION, self.key, self.facts)
+
+
+def are_pairs(skipped: object) -> bool:
+    """Whether this lists pairs of a path and what is wrong with it."""
+    return isinstance(skipped, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in skipped
+    )
 
 
 def add_shards(writer: ArrayWriter, shards: Sequence[Shard]) -> None:
@@ -137,7 +149,7 @@ def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
         StoreCorruptError: It holds more or fewer sums than shards.
     """
     sums, sizes = folder.map("sums", "u1", check=True), folder.map("sizes", "<u8", check=True)
-    if len(sums) != 2 * _SUM_BYTES * len(sizes):
+    if sums.ndim != 1 or sizes.ndim != 1 or len(sums) != 2 * _SUM_BYTES * len(sizes) or not 0 < sizes.max() < 2**62:
         raise corrupt(folder.path / META_NAME, f"{len(sums)} bytes of sums of {len(sizes)} shards")
     pairs = sums.reshape(-1, 2, _SUM_BYTES)
     return tuple(

@@ -113,7 +113,8 @@ class SetWriter:
         self.objects, self.scratch = objects, scratch
         scratch.mkdir(parents=True, exist_ok=True)
         sweep(scratch)
-        self.there = {name.partition("-")[0]: name for name in objects.list_sizes("shards")}
+        self._sizes = objects.list_sizes("shards")
+        self.there = {name.partition("-")[0]: name for name in self._sizes}
 
     def send_shard(self, folder: Path, key: str, tar: Path) -> Shard:
         """Pack a folder into a new file and send that."""
@@ -129,7 +130,7 @@ class SetWriter:
             DataError: It is damaged.
         """
         name = f"shards/{self.there[key]}"
-        self.objects.get(name, tar)
+        self.objects.get(name, tar, self._sizes[self.there[key]])
         shard = Shard(key, find_sha256(tar), tar.stat().st_size)
         if shard.name != name:
             raise DataError(f"{self.objects}/{name} is damaged: remove it there and run this again")

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 Opened = TypeVar("Opened")
 
 _WAIT_S = 3600.0
+_POINTER_BYTES = 2**16
+_INDEX_BYTES = 2**30
 _SUM = re.compile(r"[0-9a-f]{64}")
 
 
@@ -61,7 +64,7 @@ class ShardedRoot:
         with build_lock(self._shelf, wait_s=_WAIT_S, is_done=lambda: False):
             sweep(self._shelf)
             try:
-                said = self.objects.read(POINTER)
+                said = self.objects.read(POINTER, _POINTER_BYTES)
             except UnreachableError as error:
                 if self._options.offline == "error" or not (self._shelf / POINTER).exists():
                     raise
@@ -112,6 +115,10 @@ class ShardedRoot:
             self.refresh()
         return _read_pointer(path.read_bytes(), str(path))
 
+    def _most_bytes(self, part: str) -> int:
+        most_bytes = self._options.max_bytes
+        return _INDEX_BYTES if part == "index" else sys.maxsize - 1 if most_bytes is None else most_bytes
+
     def _bring(self, part: str, sum_: str) -> None:
         """Fetch the index, or the files, if that version is not here."""
         target = self._shelf / (f"{part}-{sum_}" if part == "files" else f"{part}-{sum_}.tar")
@@ -119,7 +126,7 @@ class ShardedRoot:
             return
         with temp_folder(self._shelf) as temp:
             tar = temp / f"{part}.tar"
-            self.objects.get(f"{part}-{sum_}.tar", tar)
+            self.objects.get(f"{part}-{sum_}.tar", tar, self._most_bytes(part))
             if find_sha256(tar) != sum_:
                 raise DataError(f"{self.objects}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again")
             if part != "files":
@@ -163,7 +170,7 @@ def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
     try:
         said: dict[str, Any] = json.loads(content)
         is_known = said["format"] == FORMAT and all(_SUM.fullmatch(said[part]) for part in ("index", "files"))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{what}: {POINTER} is none of a set of shards ({error!s:.80})") from error
     if not is_known:
         raise DataError(f"{what}: the set has format {said['format']!r:.20}, this version reads {FORMAT}")
@@ -177,6 +184,9 @@ def _unpack(tar: Path, folder: Path, what: str) -> None:
         for name, (begin, nbytes) in Tar.open(tar).members.items():
             if fault := find_fault(name):
                 raise DataError(f"{what}: the name of a file {fault}: {name!a:.80}")
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             file.seek(begin)
-            (folder / name).write_bytes(file.read(nbytes))
+            try:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(file.read(nbytes))
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                raise DataError(f"{what}: a file has the name of a folder: {name!a:.80}") from error

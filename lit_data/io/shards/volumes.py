@@ -16,7 +16,7 @@ from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.cache import ShardCache
-from lit_data.io.shards.index import Shard, add_shards, join_key, locate_below, read_shards
+from lit_data.io.shards.index import Shard, add_shards, are_pairs, join_key, locate_below, read_shards
 from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.root import ShardedRoot
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
@@ -168,7 +168,7 @@ class VolumeIndex(NamedTuple):
         folder = ArrayFolder(path, _KIND, _VERSION)
         volumes, facts, shards = folder.map("volumes", VOLUME, check=True), folder.facts, read_shards(folder)
         texts = [facts.get("names"), facts.get("paths")]
-        checks = [isinstance(facts.get("options"), str) and isinstance(facts.get("skipped"), list)]
+        checks = [isinstance(facts.get("options"), str) and are_pairs(facts.get("skipped")), volumes.ndim == 1]
         checks += [isinstance(part, list) and len(part) == len(volumes) == len(shards) > 0 for part in texts]
         if not all(checks) or not all(isinstance(text, str) for part in texts for text in part or ()):
             raise corrupt(path / META_NAME, "no index of volumes")

@@ -31,7 +31,7 @@ def new_file(path: Path) -> Iterator[int]:
     Yields:
         A descriptor open for writing.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
     try:
         yield fd
         os.fsync(fd)

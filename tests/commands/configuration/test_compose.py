@@ -332,6 +332,50 @@ def test_a_file_does_not_lead_logs_out_of_the_run_folder(write: Write, text: str
         compose("fit", ["experiment=mine"], config_dir=folder)
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "callbacks.checkpoint.dirpath=/out",
+        "callbacks.checkpoint.dirpath=elsewhere",
+        "callbacks.checkpoint.filename=../../out",
+        "callbacks.memory.path=/out",
+        "logger.csv.save_dir=/out",
+        "trainer.default_root_dir=/out",
+        "trainer.profiler={_target_: lightning.pytorch.profilers.SimpleProfiler, dirpath: /out}",
+        "logger.x={_target_: lightning.pytorch.loggers.MLFlowLogger, tracking_uri: 'http://a.b'}",
+        "logger.x={_target_: lightning.pytorch.loggers.MLFlowLogger, tracking_uri: 'sqlite:////out/x.db'}",
+        "logger.x={_target_: lightning.pytorch.loggers.WandbLogger, settings: {base_url: 'https://a.b'}}",
+        "logger.x={_target_: lightning.pytorch.loggers.CometLogger, workspace: theirs}",
+        "logger.x={_target_: lightning.pytorch.loggers.NeptuneLogger, api_key: abc}",
+        "model.x={_target_: lightning.pytorch.loggers.CSVLogger, _args_: [/out]}",
+        "prepare.store=/out/a.shards",
+        "prepare.export=/out",
+        "hydra.run.dir=/out",
+        "hydra.sweep.dir=/out",
+        "hydra.sweep.subdir=../../../../../out",
+        "paths.run=/out",
+        "paths.runs=/out",
+    ],
+)
+def test_a_file_neither_writes_outside_nor_chooses_a_server(write: Write, word: str) -> None:
+    key, _, value = word.partition("=")
+    text = value
+    for name in reversed(key.split(".")):
+        text = f"{{{name}: {text}}}"
+    folder = write("experiment/mine.yaml", f"# @package _global_\n{text}\n")
+    with pytest.raises(ConfigError, match=rf"'{key}.*only the command line may.* type {key}"):
+        compose("prepare", ["experiment=mine"], config_dir=folder)
+    typed = "+" + word.replace(": ", ":") if "{" in word else "++" + word
+    assert compose("prepare", [typed]).command == "prepare"
+
+
+def test_a_file_may_write_below_the_runs(write: Write) -> None:
+    text = "callbacks: {checkpoint: {dirpath: '${paths.runs}/best'}}\nlogger: {csv: {save_dir: '${paths.run}/a'}}\n"
+    folder = write("experiment/mine.yaml", f"# @package _global_\n{text}")
+    for words in ([], ["hydra.run.dir=/out"], ["paths.runs=/out"], ["paths.run=/out"]):
+        assert compose("fit", ["experiment=mine", *words], config_dir=folder).command == "fit"
+
+
 @pytest.mark.parametrize("text", ["setup: [id]", "additional_parameters: {wrap: id}"])
 def test_shell_commands_are_taken_from_the_command_line_alone(write: Write, text: str) -> None:
     key, _, value = text.partition(": ")

@@ -1,8 +1,10 @@
 """Sets in shards: written once and gone on with, read back to the bit, within the bytes that they may take here."""
 
+import json
 import multiprocessing
 import os
 import pickle
+import random
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -18,17 +20,20 @@ from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datamodules.stripe_files import StripeFiles
 from lit_data.datasets.inspection.splitting import group_similar
 from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
+from lit_data.files import find_sha256
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.objects import FolderObjects
+from lit_data.io.remote.objects import FolderObjects, open_objects
 from lit_data.io.shards.cache import Prefetch, ShardCache
 from lit_data.io.shards.index import ShardIndex
 from lit_data.io.shards.store import ShardedStore
+from lit_data.io.store.arrays import ArrayFolder, ArrayWriter
 from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.files import write_tar
 from lit_data.io.store.sources import join_paths
+from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 from tests.io.remote.servers import WebServer
 
@@ -134,6 +139,121 @@ def test_names_that_lead_out_of_the_folder_are_refused(make: Make, address: Path
         ShardedStore(tmp_path / "evil.tar", tmp_path, store.cache).name(0)
 
 
+def test_shards_are_held_to_the_size_that_the_index_states(make: Make, address: Path, tmp_path: Path) -> None:
+    store = open_store(make(address))
+    cache = store.cache
+    small = [shard._replace(nbytes=1000) for shard in cache.shards]
+    bounded = ShardCache(tmp_path / "small", small, cache.objects, 4000, DecodedStore.open)
+    with pytest.raises(DataError, match="more than the 1000 bytes that it may have"):
+        bounded.fetch(0)
+    assert not list((tmp_path / "small").glob("*.tar"))
+
+
+def test_a_server_that_sends_more_is_stopped(make: Make, address: Path, web: WebServer, tmp_path: Path) -> None:
+    serve(address, web)
+    objects = open_objects(f"{web.url}/set.shards", RemoteOptions(backoff_s=0.01, retries=2))
+    with pytest.raises(DataError, match="more than the 20 bytes"):
+        objects.read("set.json", 20)
+    name = f"shards/{next(iter(list_shards(address)))}"
+    with pytest.raises(DataError, match="more than the 1000 bytes"):
+        objects.get(name, tmp_path / "copy", 1000)
+
+
+@pytest.mark.parametrize("place", ["set.json", "shards"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_refused(make: Make, address: Path, place: str, kind: str) -> None:
+    store = open_store(make(address, "other"))
+    path = address / (place if place == "set.json" else store.cache.shards[0].name)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(DataError, match=r"not a regular file|cannot be read"):
+        open_store(make(address, "new"))[0]
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 60_000, b"[" * 200_000, b"5", b"null", b'{"format": [1], "index": 5}', b"\xff"]
+)
+def test_a_hostile_pointer_is_refused(make: Make, address: Path, text: bytes) -> None:
+    (address / "set.json").write_bytes(text)
+    with pytest.raises(DataError, match=r"set\.json|the set has format"):
+        open_store(make(address, "new"))
+
+
+def put_index(address: Path, folder: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
+    """Replace the index by one with sums of its own, as a stranger would."""
+    pointer = json.loads((address / "set.json").read_text())
+    found = ArrayFolder(address / f"index-{pointer['index']}.tar", "shards", 1)
+    folder.mkdir()
+    writer = ArrayWriter(folder)
+    for name in found.arrays:
+        writer.add(name, arrays.get(name, np.array(found.map(name))))
+    writer.finish("shards", 1, found.key, found.facts | facts)
+    write_tar({path.name: path for path in folder.iterdir()}, folder / "index.tar")
+    sum_ = find_sha256(folder / "index.tar")
+    (folder / "index.tar").rename(address / f"index-{sum_}.tar")
+    (address / "set.json").write_text(json.dumps(pointer | {"index": sum_}))
+
+
+HOSTILE: list[Any] = [5, -1, 2**40, 2**70, 1.5, True, None, "x", [], [5], [[1, 2]], [["a", 1]], {}, {"a": [{}]}]
+
+
+def test_a_mutated_index_is_read_or_refused(make: Make, address: Path, tmp_path: Path) -> None:
+    rng, pointer = random.Random(0), (address / "set.json").read_bytes()
+    index = ShardIndex.open(address / f"index-{json.loads(pointer)['index']}.tar")
+    arrays = {"images": index.places, "files": index.sources.files}
+    refused: list[str] = []
+    for number in range(60):
+        (address / "set.json").write_bytes(pointer)
+        facts, changed = {}, {}
+        if number % 2:
+            facts = {rng.choice(("dtype", "channels", "decoder", "skipped")): rng.choice(HOSTILE)}
+        else:
+            name = rng.choice(list(arrays))
+            changed = {name: arrays[name].copy()}
+            field = rng.choice([field for field in changed[name].dtype.names or () if field != "crc32"])
+            kind = changed[name].dtype[field]
+            value = rng.choice([0, 1, 2**31, np.iinfo(kind).max, 2**62 if kind.itemsize == 8 else 7])
+            changed[name][field][rng.randrange(len(changed[name]))] = value
+        put_index(address, tmp_path / str(number), facts, changed)
+        try:
+            files = make(address, f"cache-{number}")
+            files.list_images()
+            store = open_store(files)
+            store[0], store[len(store) - 1]
+        except (DataError, StoreError, ConfigError) as error:
+            refused.append(str(error))
+    assert len(refused) > 30
+    assert not any("\n" in text for text in refused)
+
+
+def test_a_file_that_has_the_name_of_a_folder_is_refused(make: Make, address: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("x")
+    write_tar({"a": tmp_path / "text", "a/b": tmp_path / "text"}, tmp_path / "files.tar")
+    sum_ = find_sha256(tmp_path / "files.tar")
+    (tmp_path / "files.tar").rename(address / f"files-{sum_}.tar")
+    pointer = json.loads((address / "set.json").read_text())
+    (address / "set.json").write_text(json.dumps(pointer | {"files": sum_}))
+    with pytest.raises(DataError, match="a file has the name of a folder: 'a/b'"):
+        open_store(make(address, "new"))
+
+
+def test_a_writer_that_was_killed_leaves_nothing_at_the_address_for_long(make: Make, root: Path, address: Path) -> None:
+    left = [folder / ".build-999999999-1-00000000-gone-0123456789abcdef" for folder in (address, address / "shards")]
+    for folder in left:
+        folder.mkdir()
+        (folder / "x.tar").write_bytes(b"half")
+        os.utime(folder / "x.tar", (0, 0))
+        os.utime(folder, (0, 0))
+    write_png(root / "images/00.png", draw(100))
+    make(root, "next").publish(str(address), SHARD_BYTES)
+    assert not any(folder.exists() for folder in left)
+
+
 def test_what_shows_the_same_is_known_without_reading(make: Make, root: Path, address: Path) -> None:
     store = open_store(make(address, "other"))
     groups = group_similar(store, None)
@@ -235,9 +355,9 @@ def test_copies_take_no_more_than_they_may(make: Make, address: Path, monkeypatc
 def count_gets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked, get = [], FolderObjects.get
 
-    def count(self: FolderObjects, name: str, path: Path) -> None:
+    def count(self: FolderObjects, name: str, path: Path, most_bytes: int) -> None:
         asked.append(name)
-        get(self, name, path)
+        get(self, name, path, most_bytes)
 
     monkeypatch.setattr(FolderObjects, "get", count)
     return asked

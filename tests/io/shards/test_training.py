@@ -100,7 +100,7 @@ def test_an_epoch_takes_each_sample_and_fetches_each_shard_once(
     for path in bank.cache.folder.glob("*.tar"):
         path.unlink()
     asked, get = [], FolderObjects.get
-    monkeypatch.setattr(FolderObjects, "get", lambda self, name, path: (asked.append(name), get(self, name, path)))
+    monkeypatch.setattr(FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to)))
     loader = data.make_loader("train")
     for epoch in (0, 1):
         asked.clear()

@@ -105,7 +105,7 @@ def test_an_epoch_fetches_each_shard_once(
     for path in cache.folder.glob("*.tar"):
         path.unlink()
     asked, get = [], FolderObjects.get
-    monkeypatch.setattr(FolderObjects, "get", lambda self, name, path: (asked.append(name), get(self, name, path)))
+    monkeypatch.setattr(FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to)))
     for epoch in (0, 1):
         asked.clear()
         found = read_rows(small, epoch=epoch)

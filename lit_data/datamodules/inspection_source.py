@@ -163,11 +163,12 @@ class InspectionFiles(MaskedImageFolder):
     @cached_property
     def mask_options(self) -> MaskOptions:
         """How the masks are read: `mask_read`, or numbers of `classes`."""
+        is_drawn = self.found.layout in _DRAWN
+        masks = [] if self.shards is not None or is_drawn else [mask for mask in self.found.masks if mask is not None]
         if self.classes is None or self._kinds_are_classes:
-            masks = [] if self.shards is not None else [mask for mask in self.found.masks if mask is not None]
             return choose_mask_options(masks, self.mask_read)
-        options = MaskOptions() if self.found.layout in _DRAWN else self.mask_read
-        return replace(options, classes=len(self.classes) + 1)
+        options = MaskOptions() if is_drawn else self.mask_read
+        return choose_mask_options(masks, replace(options, classes=len(self.classes) + 1))
 
     def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
         """Decode the masks that there are.

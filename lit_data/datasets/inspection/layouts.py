@@ -27,11 +27,14 @@ Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv"
 MASK_FOLDERS: Final = re.compile(
     r"((train(ing)?|val(id(ation)?)?|test(ing)?|images?|defects?|binary|pixel)[_-]?)?"
     r"(masks?|gts?|ground[_-]?truths?|labels?|annotations?|annots?|seg(mentations?)?)"
-    r"([_-]?(images?|imgs?|png|files?))?",
+    r"([_-]?(images?|imgs?|png|files?))?|SegmentationClass(PNG)?",
     re.IGNORECASE,
 )
+_OTHER_FOLDERS: Final = re.compile(r"SegmentationObject(PNG)?|Segmentation(Class|Object)Visualization")
+"""Of VOC and LabelMe: what is in them says again what the masks say."""
 _IMAGE_FOLDERS: Final = re.compile(
-    r"((train(ing)?|val(id(ation)?)?|test(ing)?)[_-])?(images?|imgs?|pictures?|photos?|data)", re.IGNORECASE
+    r"((train(ing)?|val(id(ation)?)?|test(ing)?)[_-])?(images?|imgs?|JPEGImages|pictures?|photos?|data)",
+    re.IGNORECASE,
 )
 _ENDING: Final = re.compile(
     r"[_.-](masks?|gt|label|labels|seg|segmentation|ground_?truth|anno|annotation)$", re.IGNORECASE
@@ -100,6 +103,7 @@ def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequen
     paths = _list_files(folder, patterns)
     if masks is not None:
         return _pair_folder(folder, paths, (folder / masks).absolute())
+    paths = [path for path in paths if not any(map(_OTHER_FOLDERS.fullmatch, _parts(folder, path)[:-1]))]
     names = [_parts(folder, path) for path in paths]
     if any(is_anomaly(parts) for parts in names):
         return _pair_anomaly(folder, paths)

@@ -138,7 +138,11 @@ class MaskDecoder:
     def fingerprint(self) -> str:
         """JSON of the options and of this decoder's format."""
         options = asdict(self.options)
-        for newer in ("threshold", "ignore"):  # left out where unused, so that stores from before them still fit
+        for newer in (
+            "threshold",
+            "ignore",
+            "colours",
+        ):  # left out where unused, so that stores from before them still fit
             if options[newer] is None:
                 del options[newer]
         return _print_options("mask", options)
@@ -150,7 +154,8 @@ class MaskDecoder:
             DataError: a file is bad, or the files do not fit together.
         """
         headers = [read_header(path, self.options.read) for path in source.paths]
-        return _stack(source, headers)._replace(dtype=np.dtype(np.uint8))
+        stacked = _stack(source, headers)._replace(dtype=np.dtype(np.uint8))
+        return stacked if self.options.colours is None else stacked._replace(channels=len(headers))
 
     def __call__(self, source: ImageSource) -> DecodedSource:
         """Decode strictly.

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +15,15 @@ from numpy.typing import NDArray
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.images.readers import read_image
-from lit_data.io.source import naming
+from lit_data.io.source import naming, open_source
 from lit_data.types import IGNORED, Array
 
 log = logging.getLogger(__name__)
 
 _SHOWN = 10
 _LOOKED_AT: Final = 64  # masks of a set
+_MOST_LABEL_BYTES: Final = 100_000
+_MOST_COLOURS: Final = 32  # of classes; pictures have far more
 _END: Final = 32  # grey levels next to black and to white
 _NEARLY_WHITE: Final = slice(240, 255)  # that class numbers beside 255 for ignored pixels do not use
 _MOST_BETWEEN: Final = 0.1  # of the pixels of masks whose edges alone are grey
@@ -43,6 +47,8 @@ class MaskOptions:
             masks with grey edges, as smooth scaling and JPEG leave them. None refuses such masks.
         palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must be greys: for black
             and white masks whose numbers mean nothing.
+        colours: ``[red, green, blue]`` of each class, that of the background first, where masks are colours, as exports
+            of LabelMe and CVAT are; with two classes all but the first mark the defect. None: values are numbers.
         ignore: Value of pixels that neither train nor are scored, such as 255; they get the number 255. None: there is
             none.
         page: As in ``ReadOptions``.
@@ -57,6 +63,7 @@ class MaskOptions:
     scale: Literal["auto", "0_1", "0_255"] = "auto"
     threshold: int | None = None
     palette: Literal["index", "expand"] = "index"
+    colours: Sequence[Sequence[int]] | None = None
     ignore: int | None = None
     page: int | None = None
     alpha: Literal["opaque", "drop", "error"] = "opaque"
@@ -82,20 +89,38 @@ class MaskOptions:
             )
         if self.ignore is not None and (not isinstance(self.ignore, int) or self.classes > IGNORED):
             raise ConfigError(f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes")
+        if self.colours is not None:
+            self._check_colours()
         _ = self.read  # its own checks
+
+    def _check_colours(self) -> None:
+        colours = tuple(tuple(colour) for colour in self.colours or ())
+        are_bytes = all(type(part) is int and 0 <= part <= 255 for colour in colours for part in colour)
+        if len(set(colours)) < max(2, len(colours)) or {len(colour) for colour in colours} != {3} or not are_bytes:
+            raise ConfigError(
+                f"colours={self.colours!r} must be two or more different [red, green, blue] of 0 to 255, that of the "
+                "background first"
+            )
+        if self.classes not in (2, len(colours)):
+            raise ConfigError(f"{len(colours)} colours, that of the background among them, and {self.classes} classes")
+        if self.threshold is not None or self.ignore is not None or self.scale != "auto":
+            raise ConfigError("colours say all: leave out scale, threshold and ignore")
+        object.__setattr__(self, "colours", colours)
 
     @property
     def read(self) -> ReadOptions:
         """How the file of a mask is read."""
+        has_colours = self.colours is not None
         return ReadOptions(
             page=self.page,
             alpha=self.alpha,
             exif=self.exif,
-            palette=self.palette,
+            palette="expand" if has_colours else self.palette,
             strict_extension=self.strict_extension,
             max_pixels=self.max_pixels,
             max_image_bytes=self.max_image_bytes,
-            equal_channels="collapse",
+            gray_to_rgb=has_colours,
+            equal_channels="keep" if has_colours else "collapse",
         )
 
 
@@ -125,15 +150,17 @@ def number_classes(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     """Turn the values of a mask into class numbers.
 
     Args:
-        mask: [1, H, W] as read under ``options.read``.
+        mask: [1, H, W] as read under ``options.read``; [3, H, W] where the options name colours.
         options: The rules.
 
     Returns:
         [1, H, W] uint8; 255 where pixels are ignored.
 
     Raises:
-        DataError: a value that is no class, or values that are not whole numbers.
+        DataError: a value or a colour that is no class, or values that are not whole numbers.
     """
+    if options.colours is not None:
+        return _number_colours(mask, options.colours, options.classes)
     if options.ignore is None:
         return _number(mask, options)
     ignored = mask == options.ignore
@@ -162,6 +189,29 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
         raise DataError(_explain(values, allowed, options))
     foreground: NDArray[np.bool_] = mask != 0
     return foreground.astype(np.uint8)
+
+
+def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> NDArray[np.uint8]:
+    if mask.dtype != np.uint8:
+        raise DataError(f"mask of {mask.dtype}; masks of colours have 8 bits, save it as 8-bit PNG")
+    packed, numbers = _pack_colours(mask), np.full(mask.shape[1:], -1)
+    for number, colour in enumerate(colours):
+        numbers[packed == _pack_colours(np.array(colour))] = number if classes > 2 else min(number, 1)
+    unknown = np.unique(packed[numbers < 0])
+    if len(unknown):
+        shown = ", ".join(map(str, _unpack_colours(unknown[:_SHOWN])))
+        raise DataError(f"mask with the colours {shown}; add them to data.mask_read.colours, which does not name them")
+    return numbers[None].astype(np.uint8)
+
+
+def _pack_colours(colours: Array) -> NDArray[np.int64]:
+    """One number for each colour [3, ...]."""
+    red, green, blue = colours.astype(np.int64)
+    return np.asarray(red << 16 | green << 8 | blue)
+
+
+def _unpack_colours(packed: NDArray[np.int64]) -> list[list[int]]:
+    return [[value >> 16, value >> 8 & 255, value & 255] for value in packed.tolist()]
 
 
 def _list_values(mask: Array) -> Array:
@@ -210,31 +260,91 @@ def _show(values: Array) -> str:
 
 
 def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options with a threshold where the masks of a set need one, and say so.
+    """Return options with a threshold or with colours where the masks of a set need them, and say so.
 
     Masks that were scaled smoothly or saved as JPEG have grey edges: nearly all of their pixels are nearly black or
-    nearly white, and the rest lies in between. In masks of two values, such as 0 and 38, all but 0 is the defect.
+    nearly white, and the rest lies in between. In masks of two values, such as 0 and 38, or of a few small numbers, all
+    but 0 is the defect. Few colours are those of classes.
 
     Args:
         masks: All masks of the set; up to 64 of them are looked at.
-        options: With more than two classes, a scale or a threshold they are returned as they are.
+        options: With a scale or a threshold they are returned as they are; with more than two classes only colours are
+            looked for.
     """
-    is_open = options.classes == 2 and options.scale == "auto" and options.threshold is None and options.ignore is None
-    if not masks or not is_open:
+    is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
+    if not masks or not is_open or options.colours is not None:
         return options
-    chosen = np.unique(np.linspace(0, len(masks) - 1, min(_LOOKED_AT, len(masks))).astype(np.int64))
-    counts = sum(_count_readable((masks[number] for number in chosen), options), np.zeros(256, np.int64))
+    numbers = np.unique(np.linspace(0, len(masks) - 1, min(_LOOKED_AT, len(masks))).astype(np.int64))
+    chosen = [masks[number] for number in numbers]
+    all_counts = list(_count_readable(chosen, options))
+    if len(all_counts) < len(chosen):
+        options = _choose_colours(chosen, options)
+    counts = sum(all_counts, np.zeros(256, np.int64))
     values = np.flatnonzero(counts)
-    if set(values.tolist()) <= {0, 1} or set(values.tolist()) <= {0, 255}:
+    is_done = options.classes > 2 or options.colours is not None
+    if is_done or set(values.tolist()) <= {0, 1} or set(values.tolist()) <= {0, 255}:
         return options
     if has_grey_edges(counts):
         between = counts[_END : 256 - _END].sum() / counts.sum()
         reason = f"masks have grey edges ({between:.2%} of the pixels of {len(chosen)} masks): values from"
-    elif len(values) == 2 and values[0] == 0:
-        return _tell(options, 1, f"masks hold 0 and {values[1]}: values from")
-    else:
+        return _tell(options, _THRESHOLD, reason)
+    if values[0] == 0 and (len(values) == 2 or values[-1] < _SMALL):
+        return _tell(options, 1, f"masks hold {_join(values)}: values from")
+    return options
+
+
+def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
+    """Return options with the colours that masks hold, if these are few: black first, or the most frequent one.
+
+    Raises:
+        DataError: The options are for another number of classes.
+    """
+    read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
+    pixels: Counter[int] = Counter()
+    for path in masks:
+        try:
+            found, counts = np.unique(_pack_colours(read_image(path, read)), return_counts=True)
+        except (DataError, ValueError):  # is told where all masks are read
+            continue
+        pixels.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        if len(pixels) > _MOST_COLOURS:
+            return options
+    are_grey = all(len(set(colour)) == 1 for colour in _unpack_colours(np.array(list(pixels))))
+    if len(pixels) < 2 or are_grey:
         return options
-    return _tell(options, _THRESHOLD, reason)
+    names = _read_label_map(masks[0].parent)
+    background = 0 if 0 in pixels else pixels.most_common(1)[0][0]
+    marks = [colour for colour in names if colour != background] + sorted(pixels.keys() - {background} - names.keys())
+    colours = _unpack_colours(np.array([background, *marks]))
+    typed = str(colours).replace(" ", "")
+    if options.classes not in (2, len(colours)):
+        raise DataError(
+            f"masks hold {len(colours)} colours, that of the background among them, and data.classes names "
+            f"{options.classes - 1}: name one for each other colour of {typed}"
+        )
+    named = ",".join(names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1))
+    hint = f"; data.classes=[{named}] tells them apart" if options.classes == 2 and len(marks) > 1 else ""
+    log.info("masks hold %d colours, the background first: data.mask_read.colours=%s%s", len(colours), typed, hint)
+    return replace(options, colours=colours)
+
+
+def _read_label_map(folder: Path) -> dict[int, str]:
+    """Read the names of colours from the ``labelmap.txt`` of CVAT, beside masks or up to two folders above."""
+    for place in (folder, *folder.parents[:2]):
+        if (place / "labelmap.txt").is_file():
+            with open_source(place / "labelmap.txt") as stream:
+                lines = stream.read(_MOST_LABEL_BYTES).decode(errors="replace").splitlines()
+            return dict(filter(None, map(_read_label, lines)))
+    return {}
+
+
+def _read_label(line: str) -> tuple[int, str] | None:
+    """Read ``name:128,0,0::``."""
+    name, _, rest = line.partition(":")
+    parts = rest.partition(":")[0].split(",")
+    if name.startswith("#") or len(parts) != 3 or not all(re.fullmatch("[0-9]{1,3}", part) for part in parts):
+        return None
+    return int(_pack_colours(np.array(parts, np.int64))), name
 
 
 def has_grey_edges(counts: NDArray[np.int64]) -> bool:
@@ -264,6 +374,10 @@ def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[NDA
             continue
         if counts is not None:
             yield counts
+
+
+def _join(values: Array) -> str:
+    return " and ".join(map(str, values)) if len(values) == 2 else _show(values)
 
 
 def _tell(options: MaskOptions, threshold: int, reason: str) -> MaskOptions:

@@ -1,5 +1,6 @@
 """Masks that are black and white but for their edges, and folders that hold such."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.inspection.layouts import find_inspection_set, leave_out_stray
-from lit_data.io.images.masks import MaskOptions, choose_mask_options, has_grey_edges
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.images.decoders import ImageSource, MaskDecoder
+from lit_data.io.images.masks import MaskOptions, choose_mask_options, has_grey_edges, read_mask
 
 
 def _disc(value: int = 255) -> np.ndarray:
@@ -40,11 +43,72 @@ def test_all_but_black_is_the_defect_where_masks_have_two_values(tmp_path: Path)
     assert choose_mask_options(_write(tmp_path, ".png", _disc(38), _disc(38)), MaskOptions()).threshold == 1
 
 
+def test_all_but_0_is_the_defect_where_masks_hold_numbers_of_classes(tmp_path: Path) -> None:
+    masks = _write(tmp_path, ".png", _disc(2), _disc(1), _disc(3))
+    assert choose_mask_options(masks, MaskOptions()).threshold == 1
+    assert choose_mask_options(masks, MaskOptions(classes=4)) == MaskOptions(classes=4)
+
+
+def _colour(*colour: int) -> np.ndarray:
+    """A disc of a colour, as OpenCV writes it."""
+    return np.where(_disc()[..., None] > 0, np.array(colour[::-1], np.uint8), np.uint8(0))
+
+
+COLOURS = ((0, 0, 0), (0, 128, 0), (128, 0, 0))
+
+
+def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    masks = _write(tmp_path, ".png", _colour(128, 0, 0), _colour(0, 0, 0), _colour(0, 128, 0), _disc(0))
+    found = choose_mask_options(masks, MaskOptions())
+    assert found == MaskOptions(colours=COLOURS)
+    assert "data.mask_read.colours=[[0,0,0],[0,128,0],[128,0,0]]; data.classes=[name1,name2]" in caplog.text
+    marked = _disc() > 0
+    assert [np.array_equal(read_mask(path, found)[0], marked) for path in masks] == [True, False, True, False]
+    three = choose_mask_options(masks, MaskOptions(classes=3))
+    assert [int(read_mask(path, three).max()) for path in masks] == [2, 0, 1, 0]
+    assert MaskDecoder(three).header(ImageSource((str(masks[0]),)))[:3] == (1, 60, 80)
+    with pytest.raises(DataError, match="masks hold 3 colours, that of the background among them"):
+        choose_mask_options(masks, MaskOptions(classes=5))
+
+
+def test_a_label_map_of_cvat_gives_order_and_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    lines = ["# label:color_rgb:parts:actions", "background:0,0,0::", "scratch:128,0,0::", "dent:0,128,0::", "x:1,2::"]
+    (tmp_path / "labelmap.txt").write_text("\n".join(lines))
+    masks = _write(tmp_path / "SegmentationClass", ".png", _colour(128, 0, 0), _colour(0, 128, 0))
+    assert choose_mask_options(masks, MaskOptions()).colours == ((0, 0, 0), (128, 0, 0), (0, 128, 0))
+    assert "data.classes=[scratch,dent] tells them apart" in caplog.text
+
+
+def test_a_colour_without_a_name_is_told(tmp_path: Path) -> None:
+    path = _write(tmp_path, ".png", _colour(7, 8, 9))[0]
+    with pytest.raises(DataError, match=re.escape("the colours [7, 8, 9]; add them to data.mask_read.colours")):
+        read_mask(path, MaskOptions(colours=COLOURS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"colours": [[0, 0, 0]]},
+        {"colours": [[0, 0, 0], [0, 0, 0]]},
+        {"colours": [[0, 0, 0], [0, 0, 256]]},
+        {"colours": [[0, 0, 0], [0, 0]]},
+        {"colours": [[0, 0, 0], [0, 0, True]]},
+        {"colours": COLOURS, "classes": 4},
+        {"colours": COLOURS, "threshold": 1},
+    ],
+)
+def test_wrong_colours_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="colours"):
+        MaskOptions(**options)
+
+
 @pytest.mark.parametrize(
     ("masks", "options"),
     [
+        ([np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)], {}),  # a picture in colours
         ([_disc(255), _disc(1)], {}),  # each file says by itself what it means
-        ([_disc(2), _disc(1), _disc(3)], {}),  # numbers of classes, which are to be named
         ([np.where(_disc() > 0, 255, np.arange(80, dtype=np.uint8) % 20).astype(np.uint8)], {}),  # 255 is ignored
         ([cv2.GaussianBlur(_disc(), (0, 0), 0.8)], {"threshold": 90}),
         ([cv2.GaussianBlur(_disc(), (0, 0), 0.8)], {"classes": 200}),
@@ -73,6 +137,17 @@ def test_folders_of_masks_are_known_by_their_names(tmp_path: Path, name: str) ->
     _write(tmp_path / name, ".png", *(_disc() for _ in range(3)))
     found = find_inspection_set(tmp_path)
     assert (found.layout, len(found.images), sum(mask is not None for mask in found.masks)) == ("folder", 3, 3)
+
+
+def test_folders_of_voc_are_known_and_those_that_say_it_again_are_left_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    _write(tmp_path / "JPEGImages", ".jpg", *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)))
+    for name in ("SegmentationClass", "SegmentationObject", "SegmentationClassVisualization"):
+        _write(tmp_path / name, ".png", *(_disc() for _ in range(3)))
+    found = find_inspection_set(tmp_path)
+    assert (len(found.images), found.where) == (3, "in SegmentationClass")
+    assert None not in found.masks
+    assert set(found.kinds) == {""}
 
 
 def test_a_folder_of_black_and_white_twins_holds_masks_whatever_its_name(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.configuration.compose import check_run
+from lit_data.commands.configuration.hydra_node import check_local
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.job import PROBLEMS, run_job
@@ -56,7 +56,7 @@ def run(
         sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options, placed = read_options(SweepOptions, cfg.get("sweep", {}), "sweep"), place_run(cfg, sweeps=sweeps)
         folder = Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute()
-        _check_place(cfg, folder)
+        _check_place(folder)
         flags = [word for name in packages for word in ("--package", name)]
         flags += ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
         if sweeps:
@@ -129,21 +129,9 @@ def _take_back(folder: Path, runs: Path) -> None:
             parent.rmdir()
 
 
-def _check_place(cfg: DictConfig, folder: Path) -> None:
-    """Refuse a run folder that lies elsewhere than it seems, or cannot be made; nothing is left behind."""
-    if not str(cfg.paths.runs).strip():
-        raise ConfigError("paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave it out")
-    places = {"paths.runs": cfg.paths.runs, "paths.cache": cfg.paths.get("cache"), "the run folder": folder}
-    for key, place in places.items():
-        if re.match(r"[a-z0-9+]+:/", str(place).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
-            raise ConfigError(
-                f"{key}={place} is an address: results and stores lie on a disk of this machine; name a folder"
-            )
-    parts = Path(str(cfg.name)).parts
-    if not parts or ".." in parts or Path(str(cfg.name)).is_absolute():
-        raise ConfigError(
-            f"name={cfg.name!r} is part of the run folder: choose a plain name, without '..' or a leading /"
-        )
+def _check_place(folder: Path) -> None:
+    """Refuse a run folder that cannot be made; nothing is left behind."""
+    check_local("the run folder", folder)
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=parent):

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lit_data.checks import check_types
 from lit_data.commands.configuration.explain import explain, find_unknown, missing_value, open_arguments
-from lit_data.commands.configuration.hydra_node import check_hydra_node, check_places
+from lit_data.commands.configuration.hydra_node import check_hydra_node, check_places, check_run_name
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.configuration.targets import allow_packages, check_targets, join_key
 from lit_data.commands.configuration.tree import ConfigTree, open_hydra
@@ -190,6 +190,7 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
     check_targets({"hydra": hydra})
     check_targets(job)
     check_hydra_node(hydra, typed)
+    check_run_name(job)
     check_places(job, hydra, typed, tree.base.paths.runs)
     return cfg
 

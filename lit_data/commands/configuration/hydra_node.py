@@ -95,6 +95,37 @@ def _check_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
                 )
 
 
+def check_run_name(job: Mapping[str, Any]) -> None:
+    """Refuse a name, or a place of runs or stores, that would put a run elsewhere than it seems.
+
+    Args:
+        job: the resolved configuration as plain data.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    paths, name = job["paths"], str(job["name"])
+    if not str(paths["runs"]).strip():
+        raise ConfigError("paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave it out")
+    check_local("paths.runs", paths["runs"])
+    check_local("paths.cache", paths.get("cache"))
+    parts = Path(name).parts
+    if not parts or ".." in parts or Path(name).is_absolute():
+        raise ConfigError(f"name={name!r} is part of the run folder: choose a plain name, without '..' or a leading /")
+
+
+def check_local(key: str, place: object) -> None:
+    """Refuse an address where a folder is meant.
+
+    Raises:
+        ConfigError: names the key and the address.
+    """
+    if re.match(r"[a-z0-9+]+:/", str(place).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
+        raise ConfigError(
+            f"{key}={place} is an address: results and stores lie on a disk of this machine; name a folder"
+        )
+
+
 def check_places(
     job: Mapping[str, Any], hydra: Mapping[str, Any], typed: Sequence[str], packaged_runs: object = None
 ) -> None:

@@ -110,7 +110,7 @@ def test_real_masks_are_binary(shared_data: Path) -> None:
     for path in paths:  # white is number 215 of their palettes
         expected = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) // 255
         np.testing.assert_array_equal(read_mask(path, MaskOptions(palette="expand"))[0], expected)
-    with pytest.raises(DataError, match=r'values 0, 215; .* palette="expand"'):
+    with pytest.raises(DataError, match=r"values 0, 215; .* data\.mask_read\.palette=expand"):
         read_mask(paths[0])
 
 

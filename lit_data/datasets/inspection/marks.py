@@ -67,7 +67,7 @@ def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
     places = np.clip(np.floor(corners), 0, np.array(shape)[::-1] - 1).astype(np.int64)
     (left, top), (right, bottom) = places.min(0).tolist(), places.max(0).tolist()
     turns = np.zeros((bottom - top + 1, right - left + 2), np.int64)
-    for row, crossing in _cross(corners, top, turns.shape[0], np.prod(shape)):
+    for row, crossing in _cross(corners, top, turns.shape[0], shape[0] * shape[1]):
         column = np.clip(np.ceil(crossing - 0.5) - left, 0, turns.shape[1] - 1).astype(np.int64)
         np.add.at(turns, (row, column), 1)
     inside = np.cumsum(turns, axis=1)[:, :-1] % 2 > 0

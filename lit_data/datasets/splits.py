@@ -1,6 +1,7 @@
 """Which images train, which validate, which test. Always whole images, so that no patch leaks."""
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.io.source import decode_text, naming
 from lit_data.rng import Stream, uniform
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
@@ -95,13 +97,14 @@ def _read_table(path: Path) -> Mapping[str, Sequence[str]]:
     if not path.is_file():
         raise DataError(f"the table of splits is not a file: {show_path(path)}")
     lists: dict[str, list[str]] = {split: [] for split in SPLITS}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
-            if row.get("split") not in lists or not row.get("image"):
-                raise DataError(
-                    f"{show_path(path)}, line {number}: needs an image and as its split one of {', '.join(SPLITS)}"
-                )
-            lists[row["split"]].append(row["image"])
+    with naming(path):
+        rows = list(csv.DictReader(io.StringIO(decode_text(path.read_bytes()), newline="")))
+    for number, row in enumerate(rows, 2):
+        if row.get("split") not in lists or not row.get("image"):
+            raise DataError(
+                f"{show_path(path)}, line {number}: needs an image and as its split one of {', '.join(SPLITS)}"
+            )
+        lists[row["split"]].append(row["image"])
     return lists
 
 
@@ -113,4 +116,5 @@ def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
     path = Path(entry)
     if not path.is_file():
         raise DataError(f"the list of a split is not a file: {entry}")
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    with naming(path):
+        return [line.strip() for line in decode_text(path.read_bytes()).splitlines() if line.strip()]

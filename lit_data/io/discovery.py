@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from lit_data.io.source import check_regular, describe_missing, nearest_existing
 
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
+_ANY = ("*", "**/")  # twice in a row they are as once
+_STARS = (*_ANY, "**")
+_MOST_FOLDERS = 4  # each multiplies the time for a deep folder
 _WITHIN = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
@@ -129,6 +133,8 @@ def compile_patterns(patterns: Sequence[str]) -> re.Pattern[str]:
     for pattern in patterns:
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise ConfigError(f"pattern {pattern!r} leaves the folder; patterns are relative to it and without '..'")
+        if len(re.findall(r"\*\*/(?!\*\*/)", pattern)) > _MOST_FOLDERS:
+            raise ConfigError(f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some out")
     try:
         return re.compile("|".join(map(_translate, patterns)), re.DOTALL)
     except re.error as error:
@@ -168,7 +174,19 @@ def describe_outside(target: str) -> str:
 
 
 def _translate(pattern: str) -> str:
-    return "".join(_WITHIN.get(part) or _translate_part(part) for part in _GLOB.findall(pattern))
+    """Make an expression of a pattern.
+
+    What stands between two ``*`` is taken where it is found first: going on from a later place finds no more, and
+    trying all of them takes for ever.
+    """
+    parts = _GLOB.findall(pattern)
+    parts = [part for part, before in zip(parts, ["", *parts], strict=False) if part != before or part not in _ANY]
+    stars = [place for place, part in enumerate(parts) if part in _STARS]
+    texts = [_WITHIN.get(part) or _translate_part(part) for part in parts]
+    for star, after in pairwise(stars):
+        if parts[star] == parts[after] == "*":
+            texts[star], texts[after] = f"{texts[star].removesuffix('[^/]*')}(?>[^/]*?", f"){texts[after]}"
+    return "".join(texts)
 
 
 def _translate_part(part: str) -> str:

@@ -70,6 +70,19 @@ def read_whole(stream: BinaryIO) -> bytes:
     return stream.read(size_bytes)
 
 
+def decode_text(data: bytes) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        DataError: It is in another encoding.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{data[error.start]:02x} at {error.start}"
+        raise DataError(f"no UTF-8 text ({found}; is it Latin-1 or of Windows?); save it as UTF-8") from error
+
+
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Refuse what is not a regular file with content, without opening it.
 

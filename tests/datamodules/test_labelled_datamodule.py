@@ -76,6 +76,15 @@ def test_a_table_says_labels_and_its_faults_are_listed_together(tmp_path: Path) 
         _data(tmp_path, classes=["ok", "bad"], splits=shares)
 
 
+def test_a_table_behind_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path / "set", {"a": 6, "b": 6})
+    (tmp_path / "other.csv").write_text("image,label\na0.png,token\n")
+    (tmp_path / "set" / "labels.csv").symlink_to(tmp_path / "other.csv")
+    with pytest.raises(DataError, match=r"labels\.csv: leads out of the data folder, to .*/other\.csv") as caught:
+        _data(tmp_path)
+    assert "token" not in str(caught.value)
+
+
 def test_masks_say_what_is_good_where_folders_say_nothing(tmp_path: Path) -> None:
     folder = _write(tmp_path / "set", {"images": 8})
     (folder / "masks").mkdir()

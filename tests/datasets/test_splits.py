@@ -66,3 +66,11 @@ def test_bad_splits(splits: object, error: type[Exception], message: str) -> Non
 def test_fewer_images_than_splits() -> None:
     with pytest.raises(ConfigError, match="2 images cannot be split into train, val, test"):
         split_images(NAMES[:2])
+
+
+@pytest.mark.parametrize("name", ["splits.csv", "train.txt"])
+def test_a_list_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes("image,split\ngröße.png,train\n".encode("latin-1"))
+    splits = str(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name}: no UTF-8 text \(byte 0xf6 at 14; .*\); save it as UTF-8$"):
+        split_images(["größe.png"], splits if name.endswith(".csv") else {"train": splits})

@@ -2,13 +2,14 @@
 
 import os
 import socket
+import time
 import unicodedata
 from pathlib import Path
 
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.discovery import find_images, match_by_stem, name_below, resolve_listed
+from lit_data.io.discovery import compile_patterns, find_images, match_by_stem, name_below, resolve_listed
 
 
 def _touch(root: Path, *names: str) -> None:
@@ -41,11 +42,22 @@ def test_images_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
         ("**/?.jpg", ["a/b/4.jpg"]),
         ("**/4.*", ["a/b/4.jpg"]),
         ("**/b/*", ["a/b/3.png", "a/b/4.jpg"]),
+        ("**/**/b/***", ["a/b/3.png", "a/b/4.jpg"]),
+        ("**/*.*p*g", ["1.png", "a/2.png", "a/b/3.png", "a/b/4.jpg"]),
     ],
 )
 def test_patterns_choose_files(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     _touch(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/b/4.jpg")
     assert _found(tmp_path, pattern) == expected
+
+
+@pytest.mark.parametrize("pattern", ["*a" * 3000, "*" * 3000, "**/*" + "?*" * 2000 + "c", "**/" * 3000 + "*a*b*c"])
+def test_patterns_of_thousands_of_stars_take_no_long_time(pattern: str) -> None:
+    begin = time.perf_counter()
+    matches = compile_patterns([pattern]).fullmatch
+    assert bool(matches("a" * 250)) == (pattern == "*" * 3000)
+    assert matches("ab" * 3000 + ("a" if pattern.endswith("a") else "c"))
+    assert time.perf_counter() - begin < 5
 
 
 def test_several_patterns_list_each_file_once(tmp_path: Path) -> None:
@@ -61,6 +73,7 @@ def test_several_patterns_list_each_file_once(tmp_path: Path) -> None:
         ((), "must be a list of at least one pattern"),
         ("*.png", "must be a list of at least one pattern"),
         (("[z-a].png",), "cannot be understood: bad character range z-a"),
+        (("**/a/" * 5 + "*.png",), r"pattern '\*\*/a/.*' holds '\*\*/' more than 4 times; take some out"),
     ],
 )
 def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], message: str) -> None:

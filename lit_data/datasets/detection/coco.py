@@ -38,6 +38,8 @@ def _find_shares(boxes: Floats) -> NDArray[np.bool_]:
     return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
 
 
+_MAX_SIDE_PX: Final = 10**9  # no image is larger, and messages stay short
+
 _FORM: Final = BoxForm("COCO JSON", "annotations[{}]", ("pixels", "shares of the image"), _find_shares, _find_corners)
 
 
@@ -92,7 +94,7 @@ def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
     with naming(path):
         try:
             content = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of too many digits
             raise DataError(f"damaged JSON: {error}") from error
         if not isinstance(content, dict):
             raise DataError("must hold images, annotations and categories")
@@ -178,7 +180,7 @@ def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
         if not isinstance(entry, dict) or type(entry.get("id")) is not int or not isinstance(entry.get(text), str):
             raise DataError(f"{key}[{place}] must have a whole number 'id' and a text {text!r}, found {_quote(entry)}")
         if entry["id"] in ids or entry[text] in names:
-            raise DataError(f"{key}[{place}] repeats the id {entry['id']} or the {text} {_quote(entry[text])}")
+            raise DataError(f"{key}[{place}] repeats the id {_quote(entry['id'])} or the {text} {_quote(entry[text])}")
         ids.add(entry["id"])
         names.add(entry[text])
 
@@ -207,7 +209,7 @@ def _check_sizes(
         image = numbers[entry["id"]]
         height, width = map(int, sizes_px[image])
         if stated != (height, width):
-            if all(type(side) is int for side in stated):
+            if all(type(side) is int and abs(side) < _MAX_SIDE_PX for side in stated):
                 name = f"{os.fspath(file.path)}: images[{place}]"
                 sizes: Any = (stated, (height, width))
                 message = describe_size_mismatch((name, images[image]), sizes)

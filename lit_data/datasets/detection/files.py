@@ -166,6 +166,8 @@ def _find_labels(
                 return _Labels(label_format, (), match[0])
             continue
         given = [] if annotations is None else [folder.root / annotations]
+        if given and given[0].is_symlink() and not allow_outside:
+            check_inside(given[0], folder.root)
         if paths := given or sorted(folder.root.glob("annotations/instances_*.json")):
             return _Labels("coco", tuple(map(load_coco, paths)), {})
     if wanted == "auto" and annotations is None and unlabelled:

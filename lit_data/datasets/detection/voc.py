@@ -205,12 +205,13 @@ def read_voc_labels(
     return collector.finish(names)
 
 
-def read_xml(path: AnyPath, tag: str = "annotation") -> "Element":
+def read_xml(path: AnyPath, tag: str = "annotation", max_bytes: int = MAX_XML_BYTES) -> "Element":
     """Read a file of labels without following what could unpack or name other files.
 
     Args:
         path: Of the file.
         tag: Of its root.
+        max_bytes: What is larger is refused.
 
     Raises:
         DataError: It is damaged, too large, declares entities, or has another root.
@@ -218,8 +219,9 @@ def read_xml(path: AnyPath, tag: str = "annotation") -> "Element":
     from xml.etree.ElementTree import ParseError, fromstring
 
     with open_source(path) as stream:
-        if (size_bytes := Path(path).stat().st_size) > MAX_XML_BYTES:
-            raise DataError(f"{size_bytes} bytes, more than the {MAX_XML_BYTES} allowed for labels of one image")
+        if (size_bytes := Path(path).stat().st_size) > max_bytes:
+            what = "labels of one image" if max_bytes == MAX_XML_BYTES else "a file of labels"
+            raise DataError(f"{size_bytes} bytes, more than the {max_bytes} allowed for {what}")
         data = read_whole(stream)
         # Entities, which can unpack to any size or name other files, are declared there. Without the zero bytes the
         # word shows in UTF-16 too.

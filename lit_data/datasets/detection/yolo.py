@@ -17,7 +17,7 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, Problems, escape
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
-from lit_data.io.source import naming, open_source, read_whole
+from lit_data.io.source import decode_text, naming, open_source, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def read_lines(path: AnyPath) -> list[str]:
         if Path(path).is_file() and Path(path).stat().st_size == 0:
             return []
     with open_source(path) as stream:
-        text = read_whole(stream).decode("utf-8-sig")
+        text = decode_text(read_whole(stream))
     # str.splitlines would also split at characters that names may hold
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_data.datasets.detection.coco import parse_coco
 from lit_data.datasets.detection.labels import find_split
@@ -24,8 +25,9 @@ from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml
 from lit_data.datasets.inspection.layouts import MASK_FOLDERS, Layout
 from lit_data.datasets.inspection.marks import Draw, Mask, counts, outline, runs
 from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.io.discovery import check_inside
 from lit_data.io.images.header import read_header
-from lit_data.io.source import open_source, read_whole
+from lit_data.io.source import decode_text, open_source, read_whole
 
 MAX_BYTES: Final = 2**30
 ANNOTATION_SUFFIXES: Final = (".json", ".csv", ".xml", ".txt", ".yaml")
@@ -115,9 +117,12 @@ def read_annotations(folder: Path, images: Sequence[Path]) -> Annotated | None:
     Args:
         folder: Of the set.
         images: Its images.
+
+    Raises:
+        DataError: Lists the files that are links out of the folder.
     """
     index = NameIndex(images)
-    files = [path for path in sorted(folder.rglob("*.*")) if path.is_file() and not path.name.startswith(".")]
+    files = _list_files(folder)
     for layout, (suffix, read) in _READERS.items():
         found = Annotated(layout, folder, index)
         for path in files:
@@ -127,13 +132,27 @@ def read_annotations(folder: Path, images: Sequence[Path]) -> Annotated | None:
                     read(path, found)
                 except DataError as error:
                     found.problems.add(path, str(error))
-                except (AttributeError, KeyError, TypeError, ValueError) as error:  # values of another kind
+                except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:  # of another kind
                     found.problems.add(path, f"cannot be read ({type(error).__name__}: {escape(str(error))[:200]})")
                 if (len(found.marks), len(found.problems)) != before:
                     found.files.append(path)
         if found.marks:
             return found
     return None
+
+
+def _list_files(folder: Path) -> list[Path]:
+    known = (path for path in sorted(folder.rglob("*.*")) if path.suffix.lower() in ANNOTATION_SUFFIXES)
+    files = [path for path in known if path.is_file() and not path.name.startswith(".")]
+    problems = Problems()
+    for path in files:
+        if path.is_symlink():
+            try:
+                check_inside(path, folder)
+            except DataError as error:
+                problems.add(path, str(error))
+    problems.raise_if_any(f"{len(problems)} files of annotations are bad")
+    return files
 
 
 def draw_masks(
@@ -152,27 +171,31 @@ def draw_masks(
         except DataError:
             continue  # the image itself is bad, which is told where images are read
         mask = np.zeros((header.height_px, header.width_px), np.uint8)
+        areas_px = np.zeros(256, np.int64)  # of each number of the mask
         for mark in marks:
             try:
-                _draw(mask, mark, classes)
+                _draw(mask, areas_px, mark, classes)
             except DataError as error:
                 annotated.reject(number, mark.where, f"{show_path(images[number])}: {error}")
         yield number, mask
 
 
-def _draw(mask: Mask, mark: Mark, classes: Sequence[str] | None) -> None:
-    own = np.zeros_like(mask)
-    mark.draw(own)
-    marked = own > 0
+def _draw(mask: Mask, areas_px: NDArray[np.int64], mark: Mark, classes: Sequence[str] | None) -> None:
+    """Draw a mark where it is, as there may be 100,000 of them, and keep the areas of all numbers."""
+    patch = mark.draw((mask.shape[0], mask.shape[1]))
+    part = patch.of(mask)
     if classes is None:
-        mask[marked] = 255
+        part[patch.marked] = 255
     elif mark.category in classes:
         number = classes.index(mark.category) + 1
-        others = (mask > 0) & (mask != number)
-        both, least = int((marked & others).sum()), min(int(marked.sum()), int(others.sum()))
-        if 2 * both > least:
+        covered = np.bincount(part[patch.marked], minlength=256)
+        both, marked = int(covered[1:].sum() - covered[number]), int(covered.sum())
+        others = int(areas_px.sum() - areas_px[number])
+        if 2 * both > min(marked, others):
             raise DataError(f"{mark.category!r} overlaps other classes in {both} px; a pixel has one class")
-        mask[marked] = number
+        part[patch.marked] = number
+        areas_px[1:] -= covered[1:]
+        areas_px[number] += marked
 
 
 def _read_coco(path: Path, found: Annotated) -> None:
@@ -186,14 +209,18 @@ def _read_coco(path: Path, found: Annotated) -> None:
     for place, entry in enumerate(content.annotations):
         where, image, category = f"{path}, annotations[{place}]", entry.get("image_id"), entry.get("category_id")
         if image not in names:
-            found.reject(None, where, f"an image {image!r} that images does not hold")
+            found.reject(None, where, f"an image {_quote(image)} that images does not hold")
         elif category not in content.categories:
-            found.reject(numbers[image], where, f"a category {category!r} that categories does not hold")
+            found.reject(numbers[image], where, f"a category {_quote(category)} that categories does not hold")
         else:
             said = entry.get("segmentation")
             parts = [counts(said)] if isinstance(said, Mapping) else [outline(part) for part in said or [()]]
             for part in parts:
                 found.add(numbers[image], where, content.categories[category], part)
+
+
+def _quote(value: object) -> str:
+    return escape(repr(value)[:80])
 
 
 def _read_labelme(path: Path, found: Annotated) -> None:
@@ -231,12 +258,18 @@ def _read_csv(path: Path, found: Annotated) -> None:
 
 
 def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    """Return the names of the columns of a CSV file, and its rows."""
+    """Return the names of the columns of a CSV file, and its rows.
+
+    Raises:
+        DataError: It cannot be read, or is a table of images and no UTF-8.
+    """
     with open_source(path) as stream:
-        text = read_whole(stream).decode("utf-8-sig", "replace")
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # runs of a large mask are one long field
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    return rows.fieldnames or (), list(rows)
+        data = read_whole(stream)
+        csv.field_size_limit(max(csv.field_size_limit(), len(data)))  # runs of a large mask are one long field
+        rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig", "replace"), newline=""))
+        if choose_column(rows.fieldnames or (), IMAGE_COLUMNS):  # other tables may be written in any way
+            rows = csv.DictReader(io.StringIO(decode_text(data), newline=""))
+        return rows.fieldnames or (), list(rows)
 
 
 def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
@@ -261,10 +294,10 @@ def _read_yolo(path: Path, found: Annotated) -> None:
 
 
 def _read_cvat(path: Path, found: Annotated) -> None:
-    for image in read_xml(path, "annotations").iter("image"):
+    for image in read_xml(path, "annotations", MAX_BYTES).iterfind("image"):
         name = str(image.get("name"))
         number = found.find((str(path.parent / name), name), str(path))
-        for place, polygon in enumerate(image.iter("polygon")):
+        for place, polygon in enumerate(image.iterfind("polygon")):
             points = str(polygon.get("points", "")).replace(";", ",").split(",")
             found.add(number, f"{path}, {name}, polygon {place}", polygon.get("label", ""), outline(points))
 

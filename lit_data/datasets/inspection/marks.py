@@ -1,18 +1,41 @@
 """What marks pixels of a mask: outlines, and runs of pixels in the forms of COCO and of CSV files."""
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import DataError
+from lit_data.errors import DataError, escape
 
 _SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image
+_CROSSINGS: Final = 2**20  # of edges and rows, at once
+_GROUPS: Final = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
 Mask = NDArray[np.uint8]
-Draw = Callable[[Mask], None]
-"""Sets pixels of a mask [H, W] to 1; raises `DataError` for what does not fit."""
+
+
+class Patch(NamedTuple):
+    """What is marked, in the part of a mask that holds it.
+
+    Attributes:
+        top: First row, px.
+        left: First column, px.
+        marked: [h, w] bool.
+    """
+
+    top: int
+    left: int
+    marked: NDArray[np.bool_]
+
+    def of(self, mask: Mask) -> Mask:
+        """That part of a mask [H, W], a view."""
+        height, width = self.marked.shape
+        return mask[self.top : self.top + height, self.left : self.left + width]
+
+
+Draw = Callable[[tuple[int, int]], Patch]
+"""Marks pixels of an image of (height, width) px; raises `DataError` for what does not fit."""
 
 
 def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - numbers as a file gives them
@@ -23,50 +46,67 @@ def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - num
         scaled: They are shares.
     """
 
-    def draw(mask: Mask) -> None:
+    def draw(shape: tuple[int, int]) -> Patch:
         try:
             corners = np.asarray(points, np.float64).reshape(-1, 2)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise DataError("an outline that is no list of points") from error
-        size = np.array([mask.shape[1], mask.shape[0]])
+        size = np.array(shape[::-1])
         corners = corners * size if scaled else corners
-        if len(corners) < 3 or not np.isfinite(corners).all():
+        if len(corners) < 3:
             raise DataError(f"an outline of {len(corners)} points; three at least are needed")
-        if (corners < -_SLACK_PX).any() or (corners > size + _SLACK_PX).any():
-            raise DataError(f"an outline that leaves the image of {mask.shape[0]} x {mask.shape[1]} px")
-        _fill(mask, corners)
+        if not ((corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)).all():
+            raise DataError(f"an outline that leaves the image of {shape[0]} x {shape[1]} px")
+        return _fill(shape, corners)
 
     return draw
 
 
-def _fill(mask: Mask, corners: NDArray[np.float64]) -> None:
+def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
     """Mark the pixels whose middle lies inside an outline; of one that holds no middle those of its corners."""
-    (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, axis=0).T
-    middles = np.arange(mask.shape[0]) + 0.5
-    edge, row = np.nonzero((y[:, None] <= middles) != (next_y[:, None] <= middles))
-    crossings = x[edge] + (middles[row] - y[edge]) * (next_x - x)[edge] / (next_y - y)[edge]
-    columns = np.clip(np.ceil(crossings - 0.5), 0, mask.shape[1]).astype(np.int64)
-    turns = np.zeros((mask.shape[0], mask.shape[1] + 1), np.int64)
-    np.add.at(turns, (row, columns), 1)
-    inside = (np.cumsum(turns, axis=1)[:, :-1] % 2).astype(np.uint8)
+    places = np.clip(np.floor(corners), 0, np.array(shape)[::-1] - 1).astype(np.int64)
+    (left, top), (right, bottom) = places.min(0).tolist(), places.max(0).tolist()
+    turns = np.zeros((bottom - top + 1, right - left + 2), np.int64)
+    for row, crossing in _cross(corners, top, turns.shape[0], shape[0] * shape[1]):
+        column = np.clip(np.ceil(crossing - 0.5) - left, 0, turns.shape[1] - 1).astype(np.int64)
+        np.add.at(turns, (row, column), 1)
+    inside = np.cumsum(turns, axis=1)[:, :-1] % 2 > 0
     if not inside.any():
-        places = np.clip(np.floor(corners), 0, np.array(mask.shape)[::-1] - 1).astype(np.int64)
-        inside[places[:, 1], places[:, 0]] = 1
-    mask |= inside
+        inside[places[:, 1] - top, places[:, 0] - left] = True
+    return Patch(top, left, inside)
+
+
+def _cross(
+    corners: NDArray[np.float64], top: int, height: int, pixels: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Rows from `top` on whose middles edges cross, and where (x, px), a part of the edges at a time."""
+    (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, axis=0).T
+    first, end = (
+        np.clip(np.ceil(side(y, next_y) - 0.5) - top, 0, height).astype(np.int64) for side in (np.minimum, np.maximum)
+    )
+    ends, run, rise = np.cumsum(end - first), next_x - x, next_y - y
+    if (total := int(ends[-1])) > max(4 * pixels, _CROSSINGS):
+        raise DataError(f"an outline of {len(corners)} points that crosses the rows of its image {total} times")
+    parts = np.searchsorted(ends, np.arange(_CROSSINGS, total, _CROSSINGS))
+    for edges in np.split(np.arange(len(corners)), parts):
+        counts = (end - first)[edges]
+        edge = np.repeat(edges, counts)
+        row = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
+        middle = row + (top + 0.5)
+        yield row, x[edge] + (middle - y[edge]) * run[edge] / rise[edge]
 
 
 def runs(text: str) -> Draw:
     """What marks runs of pixels: start and length in turn, column by column, counted from 1."""
 
-    def draw(mask: Mask) -> None:
+    def draw(shape: tuple[int, int]) -> Patch:
         try:
             numbers = np.array(text.split(), np.int64)
         except (ValueError, OverflowError) as error:
             raise DataError(f"runs that are no whole numbers: {text[:40]!r}") from error
         if len(numbers) % 2 or (len(numbers) and numbers.min() < 1):
             raise DataError(f"runs of {len(numbers)} numbers: starts from 1 and lengths in turn are expected")
-        begins, lengths = numbers[::2] - 1, numbers[1::2]
-        _mark_runs(mask, begins, lengths)
+        return _mark_runs(shape, numbers[::2] - 1, numbers[1::2])
 
     return draw
 
@@ -74,45 +114,54 @@ def runs(text: str) -> Draw:
 def counts(said: Any) -> Draw:  # noqa: ANN401 - as a file gives it
     """What marks the runs of COCO: ``counts``, a list or a text, and ``size``; by columns, unmarked ones first."""
 
-    def draw(mask: Mask) -> None:
+    def draw(shape: tuple[int, int]) -> Patch:
         size, given = said.get("size"), said.get("counts")
-        if list(size or ()) != list(mask.shape):
-            raise DataError(f"runs of an image of {size}, found {list(mask.shape)}")
+        if size != list(shape):
+            raise DataError(f"runs of an image of {escape(repr(size)[:80])}, found {list(shape)}")
         try:
-            lengths = np.array(_unpack(given) if isinstance(given, str) else given, np.int64)
+            lengths = _unpack(given) if isinstance(given, str) else np.array(given, np.int64)
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError("runs that cannot be read") from error
         if lengths.ndim != 1 or (len(lengths) and lengths.min() < 0):
             raise DataError("runs that cannot be read")
+        _check_end(shape, int(lengths.max(initial=0)))  # so that their sum is in range
         ends = np.cumsum(lengths)
-        _mark_runs(mask, (ends - lengths)[1::2], lengths[1::2])
+        return _mark_runs(shape, (ends - lengths)[1::2], lengths[1::2])
 
     return draw
 
 
-def _mark_runs(mask: Mask, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-    if len(begins) and int((begins + lengths).max()) > mask.size:
-        raise DataError(f"runs up to pixel {int((begins + lengths).max())} of an image of {mask.size}")
-    steps = np.zeros(mask.size + 1, np.int64)
-    np.add.at(steps, begins, 1)
-    np.add.at(steps, begins + lengths, -1)
-    marked = np.cumsum(steps[:-1]) > 0
-    mask |= marked.reshape(mask.shape[::-1]).T.astype(np.uint8)
+def _check_end(shape: tuple[int, int], end: int) -> None:
+    if end > shape[0] * shape[1]:
+        raise DataError(f"runs up to pixel {end} of an image of {shape[0] * shape[1]}")
 
 
-def _unpack(text: str) -> list[int]:
+def _mark_runs(shape: tuple[int, int], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Patch:
+    height = shape[0]
+    if not len(begins):
+        return Patch(0, 0, np.zeros((0, 0), np.bool_))
+    _check_end(shape, max(int(begins.max()), int(lengths.max())))  # so that their sum is in range
+    ends = begins + lengths
+    _check_end(shape, int(ends.max()))
+    left, right = int(begins.min()) // height, -(-int(ends.max()) // height)
+    steps = np.zeros((right - left) * height + 1, np.int64)
+    np.add.at(steps, begins - left * height, 1)
+    np.add.at(steps, ends - left * height, -1)
+    return Patch(0, left, (np.cumsum(steps[:-1]) > 0).reshape(-1, height).T)
+
+
+def _unpack(text: str) -> NDArray[np.int64]:
     """Numbers of COCO's text: groups of six bits from 48 on, of which one says that more follow, as differences."""
-    found: list[int] = []
-    place = 0
-    while place < len(text):
-        value, shift, more = 0, 0, True
-        while more:
-            if place >= len(text):
-                raise ValueError("cut")
-            bits = ord(text[place]) - 48
-            value |= (bits & 31) << shift
-            more, place, shift = bool(bits & 32), place + 1, shift + 5
-            if not more and bits & 16:
-                value -= 1 << shift
-        found.append(value + (found[-2] if len(found) > 2 else 0))
-    return found
+    bits = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64) - 48
+    last = np.flatnonzero(bits & 32 == 0)
+    first = np.concatenate([[0], last[:-1] + 1])[: len(last)]
+    sizes = last + 1 - first
+    if len(bits) and (bits.min() < 0 or bits.max() > 63 or not bits.size == sizes.sum() or sizes.max() > _GROUPS):
+        raise ValueError("cut, or no such text")
+    if not len(bits):
+        return bits
+    shifts = 5 * (np.arange(len(bits)) - np.repeat(first, sizes))
+    values = np.add.reduceat((bits & 31) << shifts, first)
+    values -= np.where(bits[last] & 16, np.int64(1) << 5 * sizes, 0)
+    values[1::2], values[2::2] = np.cumsum(values[1::2]), np.cumsum(values[2::2])
+    return values

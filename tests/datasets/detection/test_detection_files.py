@@ -361,6 +361,16 @@ def test_a_link_out_of_the_set_is_not_read(flat: Path, tmp_path_factory: pytest.
     assert "token" not in str(caught.value)
 
 
+def test_a_named_coco_file_is_not_read_behind_a_link(flat: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("home") / "other.json"
+    other.write_text('{"images": [], "annotations": [], "categories": "token"}')
+    (flat / "boxes.json").symlink_to(other)
+    with pytest.raises(DataError, match=r"leads out of the data folder, to .*/other\.json"):
+        find_detection_files(flat, annotations="boxes.json")
+    with pytest.raises(DataError, match=r"boxes\.json: 'categories' must be a list"):
+        find_detection_files(flat, annotations="boxes.json", allow_outside=True)
+
+
 def test_a_list_that_data_yaml_names_is_not_read_behind_a_link(
     flat: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -114,6 +114,7 @@ def test_other_images_of_the_file_may_be_left_out(tmp_path: Path) -> None:
         ((200, 100), r"images\[0\] is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
         ((100, 201), r"images\[0\] is 100 x 201 pixels, /set/images/0.jpg is 100 x 200; they must have the same size"),
         ((100, "200"), r"images\[0\]: height and width must be whole numbers, found \(100, '200'\)"),
+        pytest.param((100, 10**400), r"images\[0\]: height and width must be .*, found \(100, 10{73}$", id="digits"),
     ],
 )
 def test_another_size_than_the_image_has_is_refused(tmp_path: Path, stated: tuple[Any, Any], message: str) -> None:
@@ -126,6 +127,13 @@ def test_another_size_than_the_image_has_is_refused(tmp_path: Path, stated: tupl
     ("content", "message"),
     [
         ("{", "damaged JSON"),
+        pytest.param("[" * 200_000, "damaged JSON: maximum recursion", id="deep"),
+        pytest.param(f'{{"images": {"9" * 5_000}}}', "damaged JSON: Exceeds the limit", id="digits"),
+        pytest.param(
+            f'{{"images": [], "annotations": [], "categories": [{f"""{{"id": {"9" * 400}, "name": "a"}},""" * 2}0]}}',
+            r"categories\[1\] repeats the id 9{80} or",
+            id="a long id",
+        ),
         ("[]", "must hold images, annotations and categories"),
         ('{"images": []}', "'annotations' must be a list, found NoneType"),
         ('{"images": [{}], "annotations": [], "categories": []}', r"images\[0\] must have a whole number 'id'"),

@@ -103,7 +103,7 @@ def test_all_problems_of_all_files_are_in_one_error(tmp_path: Path) -> None:
         "0.txt: line 1",
         "0.txt: line 2",
         "1.txt: line 1",
-        "2.txt: cannot",
+        "2.txt: no UTF",
         "3.txt: line 1",
     ]
 

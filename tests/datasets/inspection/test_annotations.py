@@ -1,6 +1,7 @@
 """Files of annotations become masks, and what is wrong in them is listed in one pass."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.inspection.annotations import draw_masks, read_annotations, read_table
+from lit_data.datasets.inspection.marks import counts, outline
 from lit_data.errors import DataError
 
 SIZE = (20, 30)
@@ -135,6 +137,13 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no run": (lambda f: _csv(f, "a.png,1,x"), "runs that are no whole numbers"),
     "another size": (lambda f: _coco(f, {"size": [5, 5], "counts": [25]}), r"runs of an image of \[5, 5\]"),
     "cut text": (lambda f: _coco(f, {"size": SIZE, "counts": "oooo"}), "runs that cannot be read"),
+    "a size that is none": (lambda f: _coco(f, {"size": 5, "counts": [600]}), "runs of an image of 5, found"),
+    "counts beyond int64": (lambda f: _coco(f, {"size": SIZE, "counts": [2**62] * 4}), f"runs up to pixel {2**62} of"),
+    "runs beyond int64": (lambda f: _csv(f, f"a.png,1,{2**62} {2**62}"), f"runs up to pixel {2**62} of"),
+    "400 digits": (lambda f: _coco(f, [[10**400] * 6]), "an outline that is no list of points"),
+    "400 digits in XML": (lambda f: _cvat(f, ";".join(["9" * 400 + ",1"] * 3)), "an outline that leaves the image"),
+    "a long image": (lambda f: _coco(f, [FLAT], image_id=10**400), "an image 10{79} that images does not hold"),
+    "letters beyond those of runs": (lambda f: _coco(f, {"size": SIZE, "counts": "é"}), "runs that cannot be read"),
     "unknown category": (lambda f: _coco(f, [FLAT], category_id=9), "a category 9 that categories does not hold"),
     "unknown image": (lambda f: _coco(f, [FLAT], image_id=9), "an image 9 that images does not hold"),
     "no such image": (lambda f: _csv(f, f"a.png,1,{RUNS}", "c.png,1,1 1"), r"row 3: .*"),
@@ -243,3 +252,98 @@ def test_runs_may_be_longer_than_python_takes_for_a_field(tmp_path: Path) -> Non
     columns, rows = read_table(tmp_path / "train.csv")
     assert list(columns) == ["ImageId", "ClassId", "EncodedPixels"]
     assert rows[0]["EncodedPixels"] == every_second
+
+
+def test_an_image_of_cvat_inside_another_is_left_out(folder: Path) -> None:
+    _cvat(folder, ";".join(f"{x},{y}" for x, y in BOX))
+    text, count = (folder / "annotations.xml").read_text(), 20_000
+    inner = '<image name="b.png"><polygon label="x" points="1,1;9,1;9,9"/>' * count + "</image>" * count
+    (folder / "annotations.xml").write_text(text.replace("</image>", f"{inner}</image>"))
+    begin = time.perf_counter()
+    _, masks = _draw(folder)
+    assert time.perf_counter() - begin < 20  # minutes where each is looked for in each
+    np.testing.assert_array_equal(masks[0], _expected())
+    assert set(masks) == {0}
+
+
+def test_a_cvat_file_of_many_images_may_be_large(folder: Path) -> None:
+    _cvat(folder, ";".join(f"{x},{y}" for x, y in BOX))
+    with (folder / "annotations.xml").open("a") as stream:
+        stream.write(f"<!--{'x' * 10_000_000}-->")
+    np.testing.assert_array_equal(_draw(folder)[1][0], _expected())
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, f'{{"shapes": {"9" * 5_000}}}'])
+def test_json_that_python_does_not_take_is_named_in_a_line(text: str, folder: Path) -> None:
+    _labelme(folder)
+    (folder / "b.json").write_text(text)
+    with pytest.raises(DataError, match=r"^1 annotations are bad:\n.*b\.json: damaged JSON: .*$") as raised:
+        _draw(folder)
+    assert len(str(raised.value)) < 600
+
+
+def test_a_table_of_images_in_another_encoding_is_named(folder: Path) -> None:
+    (folder / "notes.csv").write_bytes("größe,n\n1,2\n".encode("latin-1"))  # no table of images
+    _csv(folder, f"a.png,1,{RUNS}")
+    assert _draw(folder)[0] == "csv"
+    (folder / "more.csv").write_bytes("ImageId,ClassId,EncodedPixels\nb.png,größer,1 3\n".encode("latin-1"))
+    with pytest.raises(
+        DataError, match=r"1 annotations are bad:\n.*more\.csv: no UTF-8 text \(byte 0xf6 at 38; .* UTF-8$"
+    ):
+        _draw(folder)
+
+
+@pytest.mark.parametrize("name", ["instances.json", "train.csv", "annotations.xml"])
+def test_a_link_out_of_the_folder_is_refused(name: str, folder: Path) -> None:
+    inside = folder / "set"
+    inside.mkdir()
+    KINDS["LabelMe"][1](folder)
+    (inside / name).symlink_to(folder / "a.json")
+    with pytest.raises(DataError, match=rf"1 files .* are bad:\n.*{name}: leads out of the data folder, to .*a\.json"):
+        read_annotations(inside, [folder / "a.png"])
+    (inside / name).unlink()
+    (inside / "kept.txt").write_text("x")
+    (inside / name).symlink_to("kept.txt")
+    assert read_annotations(inside, [folder / "a.png"]) is None
+
+
+def _zigzag(points: int) -> list[float]:
+    """An outline that crosses all rows of an image of 2,000 x 2,000 px with each edge."""
+    numbers = np.arange(points)
+    return np.stack([numbers % 2000, np.where(numbers % 2, 1900.0, 20.0)], axis=1).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("name", ["circle", "zigzag", "text"])
+def test_a_million_points_or_letters_take_no_long_time(name: str) -> None:
+    angles, size = np.linspace(0, 2 * np.pi, 10**6, endpoint=False), [2000, 2000]
+    begin = time.perf_counter()
+    if name == "circle":
+        points = 1000 + 900 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        marked = outline(points.reshape(-1).tolist())((2000, 2000)).marked
+        assert marked.sum() == pytest.approx(np.pi * 900**2, rel=1e-3)
+    elif name == "zigzag":
+        with pytest.raises(DataError, match=r"crosses the rows of its image 1880000000 times"):
+            outline(_zigzag(10**6))((2000, 2000))
+    else:
+        with pytest.raises(DataError, match="runs that cannot be read"):
+            counts({"size": size, "counts": "o" * 10**6 + "0"})((2000, 2000))
+    assert time.perf_counter() - begin < 5
+
+
+def test_crossings_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = outline(_zigzag(900))((2000, 2000))
+    monkeypatch.setattr("lit_data.datasets.inspection.marks._CROSSINGS", 5_000)
+    np.testing.assert_array_equal(outline(_zigzag(900))((2000, 2000)).marked, whole.marked)
+
+
+def test_many_small_shapes_of_a_large_image_take_no_long_time(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((3000, 3000), np.uint8))
+    corners = [[[x, y], [x + 2, y], [x + 2, y + 2], [x, y + 2]] for y in range(0, 400, 4) for x in range(0, 400, 4)]
+    shapes = [{"label": str(place % 2), "points": points} for place, points in enumerate(corners)]
+    (tmp_path / "a.json").write_text(json.dumps({"shapes": shapes}))
+    annotated = read_annotations(tmp_path, [tmp_path / "a.png"])
+    assert annotated is not None
+    begin = time.perf_counter()
+    [(_, mask)] = draw_masks(annotated, [tmp_path / "a.png"], ["0", "1"])
+    assert time.perf_counter() - begin < 20  # 10,000 masks of 9 MB each take minutes
+    assert np.bincount(mask[:400, :400].reshape(-1)).tolist() == [160_000 - 40_000, 20_000, 20_000]

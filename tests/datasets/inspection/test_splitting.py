@@ -1,5 +1,6 @@
 """Images that show the same, or that a name says belong together, stay in one split."""
 
+import re
 from pathlib import Path
 
 import cv2
@@ -101,6 +102,30 @@ def test_names_give_groups() -> None:
         group_by_name(names, "(")
     with pytest.raises(ConfigError, match=r"data.groups='panel' is found in no name, such as 'a/lot1_1.png'"):
         group_by_name(names, "panel")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+$", "(a|aa)+$", "(a?){30}a{30}$", "(?:(?:a?){4}){4}$", "(?=(a*)*$)", "(?>(a+)+$)", "(?:a{1,4}){1,30}$"],
+)
+def test_expressions_that_take_for_ever_are_refused(pattern: str) -> None:
+    message = rf"^data\.groups={re.escape(repr(pattern))} can match one name in so many ways .* as '\(a\+\)\+' does"
+    with pytest.raises(ConfigError, match=message):
+        group_by_name(["a" * 40 + "!"], pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^((?:[^_]+_){2})", r"^(.*?)_\d+_(?:top|side)\.png$", r"(?i:LOT|cam)(\d+)", r"^(?:[a-z]+\d?)++"]
+)
+def test_expressions_that_repeat_little_or_never_come_back_are_taken(pattern: str) -> None:
+    groups = group_by_name(["lot1_2_top.png", "lot1_2_side.png", "x"], pattern)
+    assert groups[0] == groups[1] != groups[2]
+
+
+@pytest.mark.parametrize("pattern", ["(" * 5000, "a{99999999999}"])
+def test_expressions_that_python_does_not_take_are_named(pattern: str) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.groups='.*' is no regular expression: "):
+        group_by_name(["a"], pattern)
 
 
 def test_groups_are_joined_where_any_of_them_joins() -> None:

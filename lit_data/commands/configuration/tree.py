@@ -107,7 +107,8 @@ class ConfigTree:
             except HydraException as error:
                 lines = str(error).removeprefix(f"Error parsing override '{word}'\n").splitlines()
                 reason = lines[0].removeprefix("LexerNoViableAltException: ")
-                raise ConfigError(f"cannot read the override '{word}' ({reason}). Write key=value.") from error
+                quoting = """; a text that holds = is quoted: 'key="a=b"'""" if word.count("=") > 1 else ""
+                raise ConfigError(f"cannot read the override '{word}' ({reason}). Write key=value{quoting}.") from error
         return parsed
 
     def compose(self, words: Sequence[str]) -> DictConfig:

@@ -128,6 +128,11 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
         ("+trainer=cpu", "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to replace it."),
         # values
         ("trainer=[a", "cannot read the override 'trainer=[a' (no viable alternative at input '[a'). Write key=value."),
+        (
+            "seed=[a=b]",
+            "cannot read the override 'seed=[a=b]' (no viable alternative at input '[a='). Write key=value; "
+            """a text that holds = is quoted: 'key="a=b"'.""",
+        ),
         ("seed", "cannot read the override 'seed' (missing EQUAL at '<EOF>'). Write key=value."),
         (
             "seed=1,2",

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import math
+import os
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +47,14 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         How much was predicted and found.
 
     Raises:
+        ConfigError: There are links in the folder that is written to.
         PartlyDoneError: Inputs are bad; the others are predicted.
     """
     options, checkpoint = read_options(PredictOptions, cfg.predict, "predict"), find_checkpoint(cfg)
     if options.folder is not None:
         check_outside_root(cfg, Path(options.folder), "predict.folder")
+    folder = Path(cfg.paths.run if options.folder is None else options.folder)
+    _refuse_links(folder)
     record = take_trained(cfg, checkpoint)
     datamodule, model = _open_data(cfg, options), build_model(cfg, trained=True)
     datamodule.setup("predict")
@@ -60,7 +64,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     options = _take_threshold(model, options)
     if "image_threshold" not in task.unused:
         options = _take_image_threshold(model, options)
-    folder = Path(cfg.paths.run if options.folder is None else options.folder)
     _warn_of_nothing_to_resume(folder, options)
     place = PredictRun(
         folder=folder,
@@ -75,6 +78,22 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         error.problems = problems.entries
         raise error
     return metrics
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse a folder with links, through which files elsewhere would be overwritten; checkpoints never are.
+
+    Raises:
+        ConfigError: Names the first.
+    """
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *files) if not name.endswith(".ckpt")):
+            if path.is_symlink():
+                raise ConfigError(
+                    f"predict.folder={show_path(folder)} holds a link, {show_path(path.relative_to(folder))} to "
+                    f"{show_path(path.readlink())}: nothing is written through links; remove it, or give another "
+                    "predict.folder"
+                )
 
 
 def _take_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:

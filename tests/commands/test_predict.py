@@ -60,6 +60,24 @@ def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("name", ["masks", "overlays/a", "images.jsonl", "predictions.png"])
+def test_nothing_is_written_through_a_link(
+    name: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aim = tmp_path / ("precious" + Path(name).suffix)
+    if aim.suffix:
+        aim.write_text("mine")
+    else:
+        aim.mkdir()
+    link = tmp_path / "out" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(aim)
+    assert main([*words, f"predict.folder={tmp_path}/out", "predict.resume=true"]) == 2
+    told = capsys.readouterr().err
+    assert f"predict.folder={tmp_path}/out holds a link, {name} to {aim}: nothing is written through links" in told
+    assert aim.read_text() == "mine" if aim.suffix else not list(aim.iterdir())
+
+
 @pytest.mark.slow
 def test_one_image_is_enough_and_a_run_goes_on(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -277,7 +277,7 @@ def test_a_cvat_file_of_many_images_may_be_large(folder: Path) -> None:
 def test_json_that_python_does_not_take_is_named_in_a_line(text: str, folder: Path) -> None:
     _labelme(folder)
     (folder / "b.json").write_text(text)
-    with pytest.raises(DataError, match=r"^1 annotations are bad:\n.*b\.json: damaged JSON: .*$") as raised:
+    with pytest.raises(DataError, match=r"b\.json: damaged JSON: .*\n1 annotations are bad$") as raised:
         _draw(folder)
     assert len(str(raised.value)) < 600
 
@@ -288,7 +288,7 @@ def test_a_table_of_images_in_another_encoding_is_named(folder: Path) -> None:
     assert _draw(folder)[0] == "csv"
     (folder / "more.csv").write_bytes("ImageId,ClassId,EncodedPixels\nb.png,größer,1 3\n".encode("latin-1"))
     with pytest.raises(
-        DataError, match=r"1 annotations are bad:\n.*more\.csv: no UTF-8 text \(byte 0xf6 at 38; .* UTF-8$"
+        DataError, match=r"more\.csv: no UTF-8 text \(byte 0xf6 at 38; .* UTF-8\n1 annotations are bad$"
     ):
         _draw(folder)
 
@@ -299,7 +299,7 @@ def test_a_link_out_of_the_folder_is_refused(name: str, folder: Path) -> None:
     inside.mkdir()
     KINDS["LabelMe"][1](folder)
     (inside / name).symlink_to(folder / "a.json")
-    with pytest.raises(DataError, match=rf"1 files .* are bad:\n.*{name}: leads out of the data folder, to .*a\.json"):
+    with pytest.raises(DataError, match=rf"{name}: leads out of the data folder, to .*a\.json"):
         read_annotations(inside, [folder / "a.png"])
     (inside / name).unlink()
     (inside / "kept.txt").write_text("x")

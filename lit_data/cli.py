@@ -16,6 +16,7 @@ import lit_data
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.help import format_command_help, format_help
 from lit_data.commands.configuration.suggest import Parser, did_you_mean, nearest
+from lit_data.commands.diagnosis.finding import naming_unfit_torchvision
 from lit_data.errors import ConfigError, LitDataError, StoreSpaceError, escape, find_headline, settle_lines
 
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with _note_sigterm() as received:
         try:
-            code = _dispatch(words)
+            with naming_unfit_torchvision():
+                code = _dispatch(words)
         except BaseException as error:
             code = _choose_exit_code(error)
     if received.sigterm:

@@ -698,6 +698,20 @@ def test_a_full_disk_is_one_line_whoever_wrote(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("command", ["doctor", "show"])
+@pytest.mark.parametrize("error", ["RuntimeError", "AttributeError", "OSError"])
+def test_a_torchvision_of_another_build_is_one_line(command: str, error: str, tmp_path: Path) -> None:
+    package = tmp_path / "unfit/torchvision"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f'raise {error}("operator torchvision::nms\\n does not exist")')
+    done = run_python("-m", "lit_data", command, "paths.runs=runs", PATHS=str(package.parent))
+    assert done.returncode == 2
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith(f"lit_data: torch {torch.__version__} and torchvision ")
+    assert f"({error}: operator torchvision::nms does not exist)" in line
+    assert f"pip uninstall -y torchvision; pip install torch=={torch.__version__} torchvision" in line
+
+
 def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Install) -> None:
     def write(cfg: DictConfig) -> dict[str, float | int | str]:
         (Path(cfg.paths.run) / "kept.txt").write_text("made before the error")

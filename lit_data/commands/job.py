@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
 from lit_data.commands.configuration.targets import allow_packages
+from lit_data.commands.diagnosis.finding import naming_unfit_torchvision
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
@@ -201,6 +202,7 @@ _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
 _WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
 
+@naming_unfit_torchvision()
 def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
     """Run the command of a composed configuration inside Hydra's job and print the path of its summary.
 

@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,3 +97,18 @@ def test_looks_at_the_folders_of_the_configuration(doctor: Doctor, tmp_path: Pat
     findings = json.loads((folder / "doctor.json").read_text())["findings"]
     cache = next(finding for finding in findings if finding["what"] == "paths.cache")
     assert (cache["level"], "not a writable folder" in cache["found"]) == ("fault", True)
+
+
+def test_a_torchvision_that_lightning_passes_over_is_a_fault(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    report = json.loads((doctor()[1] / "doctor.json").read_text())
+    [finding] = [finding for finding in report["findings"] if finding["what"] == "torchvision"]
+    assert finding["level"] == "fault"
+    assert "libcudart.so.12" in finding["found"]
+    assert finding["remedy"].startswith("pip uninstall -y torchvision; pip install torch==")

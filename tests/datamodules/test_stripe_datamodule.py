@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from PIL import Image
 
 from lit_data.augment import Geometry, SingleTexture, StripeAugment
 from lit_data.callbacks import DataWaitMonitor, SampleDigest
@@ -509,3 +510,33 @@ def test_targets_without_masks_are_said_to_be_good(tmp_path: Path, caplog: pytes
         data = StripeDataModule(tmp_path, cache="none", synthesis=synthesis)
         data.prepare_data()
         assert ("no masks: targets are taken as good, and defects are drawn into them" in caplog.text) is said
+
+
+def test_masks_of_pairs_are_named_as_the_targets_and_nothing_is_drawn_where_they_are_used(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for folder in ("target", "ref", "masks"):
+        (tmp_path / folder).mkdir()
+    for number in range(6):
+        for folder in ("target", "ref"):
+            pixels = rng.integers(0, 255, (64, 64), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
+        mask = np.zeros((64, 64), np.uint8)
+        mask[number : number + 5, 3:9] = 255
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{number}.png")
+    files = {"target": "target/*.png", "ref1": "ref/*.png"}
+    data = StripeDataModule(
+        tmp_path, layout="pairs", files=files, masks="masks", mask_splits=("train", "val", "test"), cache="none",
+        patch_px=64, synthesis=DefectSpec(probability=1.0), loader=LoaderOptions(batch_size=1),
+    )  # fmt: skip
+    data.prepare_data()
+    seen = 0
+    for stage in ("train", "val", "test"):
+        for planned in data.make_loader(stage):
+            batch = data.transform(planned, stage)
+            number = Path(data.bank.name(int(batch["image_index"][0]))).stem
+            expected = np.asarray(Image.open(tmp_path / "masks" / f"{number}.png")) / 255
+            target = np.asarray(Image.open(tmp_path / "target" / f"{number}.png"), np.float32) / 255
+            assert np.array_equal(batch["mask"][0, 0].numpy(), expected)
+            assert np.allclose(batch["image"][0, 0].numpy(), target)
+            seen += 1
+    assert seen == 6

@@ -7,7 +7,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from lit_data.commands.diagnosis.finding import Finding, judge, to_gib
+from lit_data.commands.diagnosis.finding import Finding, describe_torchvision, judge, to_gib
 from lit_data.loading.machine import available_memory_bytes, count_cores, count_files
 
 
@@ -191,6 +192,7 @@ def check_packages() -> Iterator[Finding]:
     yield judge_requirements([one for one in wanted if one.marker is None or one.marker.evaluate()])
     yield from find_malicious()
     yield judge_opencv([name for name in _SAME_MODULE if find_version(name)])
+    yield from find_unfit_torchvision()
     yield describe_extras(wanted, metadata.metadata("lit_data").get_all("Provides-Extra") or [])
 
 
@@ -214,6 +216,16 @@ def judge_opencv(found: Sequence[str]) -> Finding:
     """Whether only one package brings ``cv2``: several overwrite each other's files."""
     remedy = f"pip uninstall {' '.join(found)}; pip install opencv-python-headless"
     return judge("OpenCV", ", ".join(found), bad=len(found) > 1, remedy=remedy)
+
+
+def find_unfit_torchvision() -> Iterator[Finding]:
+    """A torchvision that cannot be imported, though Lightning takes it for one that is not there."""
+    if find_spec("torchvision") is None:
+        return
+    try:
+        import_module("torchvision")
+    except Exception as error:  # whatever a library of another build ends in
+        yield Finding("fault", "torchvision", *describe_torchvision(error))
 
 
 def describe_extras(wanted: Sequence[Requirement], extras: Sequence[str]) -> Finding:

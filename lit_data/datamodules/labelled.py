@@ -23,6 +23,7 @@ from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.grid import pair_px
+from lit_data.io.discovery import list_shown
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
@@ -80,7 +81,7 @@ class LabelledFiles(InspectionFiles):
             DataError: It names images that are not there, or leaves some out: all are listed.
         """
         index = NameIndex(found.images)
-        for path in sorted(self.folder.rglob("*.csv")):
+        for path in list_shown(self.folder, "*.csv"):
             columns, rows = read_table(path)
             image, label = (choose_column(columns, known) for known in (IMAGE_COLUMNS, CLASS_COLUMNS))
             told = [(str(row[image]), str(row[label])) for row in rows] if image and label else []

@@ -63,7 +63,7 @@ class FolderWalk:
 
     def _visit(self, entry: os.DirEntry[str], folder: _ListedFolder) -> Iterator[str]:
         relative = folder.prefix + entry.name
-        if entry.name.startswith("."):
+        if is_hidden(entry.name):
             self.ignored["hidden"] += 1
         elif entry.is_symlink():
             yield from self._follow(entry, relative, folder)
@@ -113,6 +113,17 @@ class FolderWalk:
             return True
         self.ignored[reason] += 1
         return False
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is none of a set: ``.git``, or ``__MACOSX`` of an archive made on a Mac."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def list_shown(folder: Path, pattern: str) -> list[Path]:
+    """What lies anywhere below a folder and matches a glob of names, in order; nothing hidden."""
+    found = sorted(folder.rglob(pattern))
+    return [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts))]
 
 
 def compile_patterns(patterns: Sequence[str]) -> re.Pattern[str]:
@@ -202,7 +213,8 @@ class Listing:
 def find_images(root: AnyPath, *, patterns: Sequence[str] = ("**/*",), allow_outside: bool = False) -> Listing:
     """List the image files of a folder and its subfolders.
 
-    Hidden files and folders, ``Thumbs.db`` and files without an image's extension are ignored and counted.
+    Hidden files and folders, ``__MACOSX``, ``Thumbs.db`` and files without an image's extension are ignored and
+    counted.
 
     Args:
         root: The folder.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.discovery import find_images, match_by_stem, name_below, resolve_listed
+from lit_data.io.discovery import find_images, list_shown, match_by_stem, name_below, resolve_listed
 
 
 def _touch(root: Path, *names: str) -> None:
@@ -71,9 +71,15 @@ def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], mes
 # row 41
 def test_junk_is_ignored_and_counted(tmp_path: Path) -> None:
     _touch(tmp_path, "a.png", ".DS_Store", "._a.png", "Thumbs.db", "sub/thumbs.db", ".git/b.png", "notes.txt", "b.jpg")
+    _touch(tmp_path, "__MACOSX/c.png", "sub/__MACOSX/d.png")
     listing = find_images(tmp_path, patterns=("*.png",))
     assert [path.name for path in listing.paths] == ["a.png"]
-    assert listing.ignored == {"hidden": 3, "system files": 2, "of another type": 1, "outside the patterns": 1}
+    assert listing.ignored == {"hidden": 5, "system files": 2, "of another type": 1, "outside the patterns": 1}
+
+
+def test_nothing_hidden_is_shown(tmp_path: Path) -> None:
+    _touch(tmp_path, "b.csv", "a/c.csv", "__MACOSX/d.csv", "a/.git/e.csv", "._b.csv", "a/f.txt")
+    assert list_shown(tmp_path, "*.csv") == [tmp_path / "a/c.csv", tmp_path / "b.csv"]
 
 
 # row 35

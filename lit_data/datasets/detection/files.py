@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
-_PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations_voc"))}
+_PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations", "annotations_voc"))}
 _SIDE_FILES: Final = (
     *("data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_*.json"),
     *(f"{split}.txt" for split in SPLITS),
@@ -94,8 +94,8 @@ def find_detection_files(
 
     Images lie in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO text lies in
     ``labels``, in the same folders below it as the images below ``images``. COCO JSON is
-    ``annotations/instances_*.json``, VOC XML lies in ``Annotations`` or ``annotations_voc``. Images that no list, or
-    no COCO file, names are left out of a set that has these.
+    ``annotations/instances_*.json``, VOC XML lies in ``Annotations``, ``annotations`` or ``annotations_voc``. Images
+    that no list, or no COCO file, names are left out of a set that has these.
 
     Args:
         root: Folder of the set.
@@ -173,7 +173,8 @@ def _find_labels(
         return _Labels("none", (), {})
     raise DataError(
         f"{show_path(folder.root)}: no labels (label_format={wanted}); looked for labels/*.txt, "
-        "annotations/instances_*.json, Annotations/*.xml and annotations_voc/*.xml, as far as the format goes"
+        "annotations/instances_*.json, and *.xml in Annotations, annotations and annotations_voc, as far as the format "
+        "goes"
     )
 
 

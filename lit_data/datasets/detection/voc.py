@@ -143,13 +143,16 @@ def match_label_files(
 
 
 def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
-    """The image of a label file: in the folder of the same name below ``images``, or of that name anywhere."""
+    """The image of a label file: in the folder of the same name below ``images``, or of that name anywhere.
+
+    Of images of one name, that of the label file's split is meant.
+    """
     parts = name.split("/")
     last = max(place for place, part in enumerate(parts[:-1]) if part in parents)
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
     except DataError:
-        return index.find("/".join(parts[last + 1 :]))
+        return index.find("/".join(parts[last + 1 :]), find_split("/".join(parts[:-1])))
 
 
 def read_voc_labels(

@@ -24,6 +24,7 @@ from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml
 from lit_data.datasets.inspection.layouts import MASK_FOLDERS, Layout
 from lit_data.datasets.inspection.marks import Draw, Mask, counts, outline, runs
 from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.io.discovery import list_shown
 from lit_data.io.images.header import read_header
 from lit_data.io.source import open_source, read_whole
 
@@ -117,7 +118,7 @@ def read_annotations(folder: Path, images: Sequence[Path]) -> Annotated | None:
         images: Its images.
     """
     index = NameIndex(images)
-    files = [path for path in sorted(folder.rglob("*.*")) if path.is_file() and not path.name.startswith(".")]
+    files = [path for path in list_shown(folder, "*.*") if path.is_file()]
     for layout, (suffix, read) in _READERS.items():
         found = Annotated(layout, folder, index)
         for path in files:

@@ -48,6 +48,56 @@ def test_patterns_choose_files(tmp_path: Path, pattern: str, expected: list[str]
     assert _found(tmp_path, pattern) == expected
 
 
+@pytest.mark.parametrize(
+    ("exclude", "left"),
+    [
+        (["a"], ["1.png", "b/a/3.png"]),
+        (["a/"], ["1.png", "b/a/3.png"]),
+        (["**/a"], ["1.png"]),
+        (["a/**", "*.png"], ["b/a/3.png"]),
+        (["a*"], ["1.png", "b/a/3.png"]),
+        (["**/3.png"], ["1.png", "a/2.png", "a/c/4.png"]),
+        ([], ["1.png", "a/2.png", "a/c/4.png", "b/a/3.png"]),
+    ],
+)
+def test_excluded_files_and_folders_are_left_out_and_counted(
+    tmp_path: Path, exclude: list[str], left: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    names = {"1.png", "a/2.png", "b/a/3.png", "a/c/4.png"}
+    _touch(tmp_path, *names, "a/notes.txt")
+    listing = find_images(tmp_path, exclude=exclude)
+    assert [path.relative_to(tmp_path).as_posix() for path in listing.paths] == left
+    assert {path.relative_to(tmp_path).as_posix() for path in listing.excluded} == names - set(left)
+    said = [f"{tmp_path}: {4 - len(left)} files are left out by data.exclude"] if exclude else []
+    assert caplog.messages == said
+
+
+def test_an_exclusion_of_nothing_is_named_and_one_of_all_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _touch(tmp_path, "a.png", "a.jpg")
+    assert len(find_images(tmp_path, exclude=["*.jpg", "b\n*"]).paths) == 1  # the names do not clash
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"data.exclude: 'b\\n*' fits no image below {tmp_path}"
+    ]
+    with pytest.raises(DataError, match=r"no image matches '\*\*/\*'; found 2 left out by data.exclude"):
+        find_images(tmp_path, exclude=["**"])
+    with pytest.raises(ConfigError, match=r"data.exclude: pattern '\.\./\*' leaves the folder"):
+        find_images(tmp_path, exclude=["../*"])
+    with pytest.raises(ConfigError, match=r"exclude='a' must be a list"):
+        find_images(tmp_path, exclude="a")
+
+
+def test_an_excluded_link_may_lead_anywhere(tmp_path: Path) -> None:
+    _touch(tmp_path, "set/a.png", "outside/b.png")
+    (tmp_path / "set/old").symlink_to(tmp_path / "outside")
+    (tmp_path / "set/gone.png").symlink_to(tmp_path / "nothing.png")
+    with pytest.raises(DataError, match="2 bad names"):
+        find_images(tmp_path / "set")
+    assert len(find_images(tmp_path / "set", exclude=["old", "gone.*"]).paths) == 1
+
+
 def test_several_patterns_list_each_file_once(tmp_path: Path) -> None:
     _touch(tmp_path, "1.png", "2.jpg", "3.tif")
     assert _found(tmp_path, "*.png", "*.jpg", "1.*") == ["1.png", "2.jpg"]

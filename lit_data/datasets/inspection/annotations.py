@@ -76,10 +76,15 @@ class Annotated:
     bad: set[int] = field(default_factory=set)
 
     def find(self, names: Sequence[str], where: str, *, split: str | None = None) -> int | None:
-        """Number of the image of the first name that is known, which is then named; None, and a problem, if none is."""
+        """Number of the image of the first name that is known, which is then named.
+
+        None for an image that is excluded; None, and a problem, if none is known.
+        """
         for name in names:
             with suppress(DataError):
                 number = self.index.find(name, split)
+                if number >= self.index.count:
+                    return None
                 self.marks.setdefault(number, [])
                 return number
         try:
@@ -110,14 +115,15 @@ class Annotated:
         return Counter(mark.category for marks in self.marks.values() for mark in marks)
 
 
-def read_annotations(folder: Path, images: Sequence[Path]) -> Annotated | None:
+def read_annotations(folder: Path, images: Sequence[Path], excluded: Sequence[Path] = ()) -> Annotated | None:
     """Read the files of annotations of a folder; None where there are none.
 
     Args:
         folder: Of the set.
         images: Its images.
+        excluded: What may be named and is not meant.
     """
-    index = NameIndex(images)
+    index = NameIndex(images, excluded)
     files = [path for path in list_shown(folder, "*.*") if path.is_file()]
     for layout, (suffix, read) in _READERS.items():
         found = Annotated(layout, folder, index)

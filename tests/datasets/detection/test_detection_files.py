@@ -86,6 +86,28 @@ def test_coco_files_in_a_folder_with_xml_are_coco(tmp_path: Path) -> None:
     assert find_detection_files(tmp_path).labels.classes == ("of coco",)
 
 
+@pytest.mark.parametrize("exclude", ["images/b.png", "**/b.*"])
+def test_excluded_images_may_still_be_named(flat: Path, exclude: str) -> None:
+    write(flat, train="a.png\nb.png\n", val="c.png\nd.png")
+    found = find_detection_files(flat, exclude=[exclude])
+    assert by_name(found) == {"train": ["a"], "val": ["c", "d"], "test": []}
+    assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 0]
+    images = [{"id": n, "file_name": f"{name}.png"} for n, name in enumerate("abcd")]
+    boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 2, 2]} for n in range(4)]
+    text = json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]})
+    write(flat, annotations__instances_train=text)
+    coco = find_detection_files(flat, label_format="coco", exclude=[exclude])
+    assert [Path(path).stem for path in coco.images] == ["a", "c", "d"]
+    assert len(coco.labels.boxes) == 3
+
+
+def test_an_excluded_image_gives_its_label_to_no_other(tmp_path: Path) -> None:
+    put(tmp_path, "train/images/k/a.png", "val/images/k/a.png")
+    write(tmp_path, classes="cat", train__labels__a=LINE, val__labels__a=LINE * 2)
+    found = find_detection_files(tmp_path, exclude=["train/images/k/a.png"])
+    assert [len(found.labels.of(image)) for image in range(len(found.images))] == [2]
+
+
 def test_a_set_as_roboflow_writes_it(tmp_path: Path) -> None:
     put(tmp_path, "train/images/a.png", "valid/images/b.png")
     text = "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['cat']\n"

@@ -90,6 +90,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self,
         root: PathText | None = None,
         *,
+        exclude: Sequence[str] = (),
         label_format: LabelFormat = "auto",
         classes: Sequence[str] | None = None,
         annotations: PathText | None = None,

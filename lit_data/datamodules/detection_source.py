@@ -157,6 +157,7 @@ class DetectionSource(ImageSet):
             seed=self.split_seed,
             on_bad=self.on_bad,
             read=self.read,
+            exclude=self.exclude,
         )
 
 

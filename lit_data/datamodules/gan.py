@@ -74,6 +74,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
+        exclude: Sequence[str] = (),
         splits: Splits = "auto",
         split_seed: int = 0,
         image_px: int | tuple[int, int] = 64,

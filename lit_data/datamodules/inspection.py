@@ -101,6 +101,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
+        exclude: Sequence[str] = (),
         masks: PathText | None = None,
         mask_read: MaskOptions | None = None,
         classes: Sequence[str] | None = None,
@@ -131,9 +132,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         super().__init__(loader=loader, batch_format=batch_format)
         self.source: InspectionFiles = InspectionFiles.of(locals() | {"scaling": Scaling.of(size_px, scale)})
         self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
-        self.synthesis, self.classes, self.value_range = synthesis, self.source.classes, value_range
-        self.augment, self.train_on = augment, train_on
-        self._check_options()
+        self.synthesis, self.augment, self.train_on, self.value_range = synthesis, augment, train_on, value_range
+        self.classes = self._choose_classes()
         self.patch_px, self.stride_px = _choose_grid(self.source.scaling, patch_px, stride_px)
         self.sampling = self._choose_sampling(sampling or SamplingOptions())
 
@@ -287,11 +287,13 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     def _choose_sampling(self, options: SamplingOptions) -> Sampling:
         return Sampling(options=options, classes=tuple(self.classes or ()), seed=self.loader.seed)
 
-    def _check_options(self) -> None:
+    def _choose_classes(self) -> Sequence[str] | None:
+        """Those of the source; options that do not go together with them are refused."""
         check_choice("similar", self.similar, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
-        if self.synthesis is not None and self.classes is not None:
+        if self.synthesis is not None and self.source.classes is not None:
             raise ConfigError("drawn defects are of no class: set synthesis=none, or leave data.classes out")
+        return self.source.classes
 
     def _look_for_samples(self, masks: PartialMasks) -> Sampling:
         least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale

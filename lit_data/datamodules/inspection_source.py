@@ -97,7 +97,7 @@ class InspectionFiles(MaskedImageFolder):
         """The images, and the mask of each that has one."""
         if self.shards is not None:
             return _read_set(self.folder)
-        found = find_inspection_set(self.folder, self.masks, self.patterns)
+        found = find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
         if found.layout == "none":
             found = leave_out_stray(self.folder, self._draw_annotations(found))
         elif found.parts:
@@ -242,7 +242,7 @@ class InspectionFiles(MaskedImageFolder):
         Raises:
             DataError: Annotations are bad, and are not to be skipped.
         """
-        annotated = read_annotations(self.folder, found.images)
+        annotated = read_annotations(self.folder, found.images, found.excluded)
         if annotated is None:
             return found
         categories = annotated.count_categories()

@@ -23,7 +23,7 @@ from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.grid import pair_px
-from lit_data.io.discovery import check_inside
+from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
@@ -60,7 +60,7 @@ class LabelledFiles(InspectionFiles):
         """The images, with their labels as kinds."""
         if self.shards is not None:
             return super().found
-        found = find_inspection_set(self.folder, None, self.patterns)
+        found = find_inspection_set(self.folder, None, self.patterns, self.exclude)
         labels = self._read_labels(found)
         found = found if labels else leave_out_stray(self.folder, found)
         if labels is None and len(set(found.kinds)) < 2 and any(found.masks):
@@ -80,8 +80,8 @@ class LabelledFiles(InspectionFiles):
         Raises:
             DataError: It names images that are not there, or leaves some out: all are listed.
         """
-        index = NameIndex(found.images)
-        for path in sorted(self.folder.rglob("*.csv")):
+        index = NameIndex(found.images, found.excluded)
+        for path in list_shown(self.folder, "*.csv"):
             check_inside(path, self.folder)
             columns, rows = read_table(path)
             image, label = (choose_column(columns, known) for known in (IMAGE_COLUMNS, CLASS_COLUMNS))
@@ -99,6 +99,8 @@ class LabelledFiles(InspectionFiles):
                 number = index.find(name)
             except DataError as error:
                 problems.add(f"{path}, row {place}", str(error))
+                continue
+            if number >= index.count:
                 continue
             if labels.setdefault(number, label) != label:
                 problems.add(f"{path}, row {place}", f"a second label {label!r} of {name}, beside {labels[number]!r}")
@@ -132,6 +134,7 @@ class LabelledImageDataModule(InspectionDataModule):
         root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
+        exclude: Sequence[str] = (),
         classes: Sequence[str] | None = None,
         size_px: int | tuple[int, int] = 128,
         splits: Splits = "auto",

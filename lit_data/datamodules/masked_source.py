@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lit_data.datamodules.source import ImageFolder
 from lit_data.errors import ConfigError
-from lit_data.io.discovery import find_images, match_by_stem
+from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
@@ -62,7 +62,7 @@ class MaskedImageFolder(ImageFolder):
         folder = self.mask_folder
         if folder is None or not numbers:
             return None, numbers
-        masks = find_images(folder).paths
+        masks = self._list_masks(folder)
         self._check_masks(masks, bank)
         images = [Path(bank.name(number)) for number in numbers]
         wanted = {stem_of(path) for path in images}
@@ -74,7 +74,7 @@ class MaskedImageFolder(ImageFolder):
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
         folder = self.mask_folder
-        return {self.name(path): path for path in find_images(folder).paths} if folder else {}
+        return {self.name(path): path for path in self._list_masks(folder)} if folder else {}
 
     def check(self) -> dict[str, int]:
         """Decode every image and mask strictly and keep nothing.
@@ -85,11 +85,15 @@ class MaskedImageFolder(ImageFolder):
         self._refuse_shards()
         self.refresh()
         folder, images = self.mask_folder, self.list_images()
-        masks = [ImageSource((str(path),)) for path in find_images(folder).paths] if folder else []
+        masks = [ImageSource((str(path),)) for path in self._list_masks(folder)] if folder else []
         problems = find_faults(images, self.decoder)
         problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
         problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING)
         return {"images": len(images), "masks": len(masks)}
+
+    def _list_masks(self, folder: Path) -> list[Path]:
+        excludes = compile_exclusion(self.exclude).fullmatch
+        return [path for path in find_images(folder).paths if not excludes(self.name(path))]
 
     def _check_masks(self, masks: Sequence[Path], bank: ImageBank) -> None:
         """Refuse masks that must not be there; by default any may."""

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice, check_types
 from lit_data.errors import ConfigError
-from lit_data.io.discovery import find_images, name_below
+from lit_data.io.discovery import compile_exclusion, find_images, name_below
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import SKIPPING, OnBad, find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
@@ -160,7 +160,7 @@ class Source(ABC):
     @property
     def store_folder(self) -> Path:
         """Where the stores of this set lie: one folder for each root and way of finding its files."""
-        digest = hashlib.sha256(self._identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        digest = hashlib.sha256((self._identity + self._exclusion).encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return self._cache / "stores" / f"{self.folder.name}-{digest}"
 
     def name(self, path: str | Path) -> str:
@@ -173,6 +173,11 @@ class Source(ABC):
     def _identity(self) -> str:
         """What tells one set from another in the cache."""
         return os.path.realpath(self.folder)
+
+    @property
+    def _exclusion(self) -> str:
+        """What tells a set apart from the same one with all of its files."""
+        return ""
 
     def _make_samples(self) -> Path:
         if self.draw is None:
@@ -202,10 +207,29 @@ class ImageSet(Source):
     Args:
         read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
         cache_bytes: Bound of the `lru` cache, if there is one, and of local copies of shards.
+        exclude: Globs below the root of files that are left out; a folder stands for all in it.
+
+    Raises:
+        ConfigError: A pattern leaves the root or cannot be understood, or the root is a set of shards.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
     cache_bytes: int
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        compile_exclusion(self.exclude)
+        if self.exclude and is_sharded(self.root):
+            raise ConfigError(
+                f"exclude={list(self.exclude)}: a set of shards is read as it was written: give data.exclude to the "
+                "`python -m lit_data prepare` that writes it with prepare.store"
+            )
+
+    @property
+    @override
+    def _exclusion(self) -> str:
+        return repr(self.exclude) if self.exclude else ""
 
     @property
     @abstractmethod
@@ -294,7 +318,8 @@ class ImageFolder(ImageSet):
 
     @override
     def _find_images(self) -> Sequence[ImageSource]:
-        return [ImageSource((str(path),)) for path in find_images(self.folder, patterns=self.patterns).paths]
+        found = find_images(self.folder, patterns=self.patterns, exclude=self.exclude)
+        return [ImageSource((str(path),)) for path in found.paths]
 
     def open_images(self) -> ImageBank:
         """The decoded images; the first call with `cache=store` decodes them.

@@ -65,7 +65,12 @@ class StripeFiles(MaskedImageFolder):
         """The files of each image, and those that are of none."""
         masks = self.mask_folder
         return list_sources(
-            self.folder, self.layout, patterns=self.patterns, files=self.files, exclude=(masks,) if masks else ()
+            self.folder,
+            self.layout,
+            patterns=self.patterns,
+            files=self.files,
+            exclude=self.exclude,
+            masks=(masks,) if masks else (),
         )
 
     @property

@@ -88,6 +88,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         channels: Sequence[int] = (0, 1, 2),
         files: Mapping[str, str] | None = None,
         patterns: Sequence[str] = ("**/*",),
+        exclude: Sequence[str] = (),
         splits: Splits = "auto",
         split_seed: int = 0,
         masks: PathText | None = None,
@@ -116,10 +117,9 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         self.source: StripeFiles = StripeFiles.of(locals())
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
         self.patch_px, self.stride_px = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)
-        self.edges, self.value_range = edges, value_range
-        self.synthesis, self.augment, self.backend = synthesis, augment, DrawingBackend(backend)
+        self.edges, self.value_range, self.synthesis, self.augment = edges, value_range, synthesis, augment
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
-        self._device_patches = DevicePatches()
+        self.backend, self._device_patches = DrawingBackend(backend), DevicePatches()
 
     @override
     def prepare_data(self) -> None:

@@ -53,7 +53,7 @@ class WatermarkSource(MaskedImageFolder):
     @override
     def _find_images(self) -> list[ImageSource]:
         masks = self.mask_folder
-        found = find_images(self.folder, patterns=self.patterns).paths
+        found = find_images(self.folder, patterns=self.patterns, exclude=self.exclude).paths
         images = [path for path in found if masks is None or not path.is_relative_to(masks)]
         if not images:
             raise DataError(describe_no_images(self.folder, [masks] if masks else []))
@@ -116,6 +116,7 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         root: PathText | None = None,
         *,
         patterns: Sequence[str] = ("**/*",),
+        exclude: Sequence[str] = (),
         splits: Splits = "auto",
         split_seed: int = 0,
         masks: PathText | None = None,

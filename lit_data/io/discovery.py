@@ -1,5 +1,6 @@
 """Finding the images of a data set: in a folder, by a list, and in pairs with their masks."""
 
+import logging
 import os
 import re
 import stat
@@ -12,9 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
+from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems, show_path
 from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.source import check_regular, describe_missing, nearest_existing
+
+log = logging.getLogger(__name__)
 
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
@@ -36,20 +39,26 @@ class FolderWalk:
     Args:
         root: The folder.
         patterns: Which files to keep, relative to the folder.
+        exclude: Which of these, or of their folders, to leave out.
         allow_outside: Follow links that lead out of the folder.
 
     Attributes:
         ignored: How many files were left out, by reason.
+        excluded: Those that `exclude` names, relative to the folder.
         problems: Links that lead nowhere, in a circle or outside, and things with an image's name that are no file.
 
     Raises:
         ConfigError: a pattern leaves the folder.
     """
 
-    def __init__(self, root: Path, patterns: Sequence[str], *, allow_outside: bool) -> None:
+    def __init__(
+        self, root: Path, patterns: Sequence[str], exclude: Sequence[str] = (), *, allow_outside: bool
+    ) -> None:
+        self.excluded: list[str] = []
         self.ignored: Counter[str] = Counter()
         self.problems = Problems()
         self._matches = compile_patterns(patterns).fullmatch
+        self._root, self._exclude, self._excludes = root, exclude, compile_exclusion(exclude).fullmatch
         self._allow_outside = allow_outside
         self._real_root = os.path.realpath(root)
         self._open = [_ListedFolder(os.fspath(root), "", ())]
@@ -65,9 +74,17 @@ class FolderWalk:
             except OSError as error:
                 self.problems.add(folder.path, describe_missing(folder.path, error))
 
+    def tell_excluded(self) -> None:
+        """Say how many files `exclude` left out, and which of its patterns none."""
+        if self.excluded:
+            log.info("%s: %d files are left out by data.exclude", show_path(self._root), len(self.excluded))
+        for pattern in self._exclude:
+            if not any(map(compile_exclusion([pattern]).fullmatch, self.excluded)):
+                log.warning("data.exclude: '%s' fits no image below %s", escape(pattern), show_path(self._root))
+
     def _visit(self, entry: os.DirEntry[str], folder: _ListedFolder) -> Iterator[str]:
         relative = folder.prefix + entry.name
-        if entry.name.startswith("."):
+        if is_hidden(entry.name):
             self.ignored["hidden"] += 1
         elif entry.is_symlink():
             yield from self._follow(entry, relative, folder)
@@ -80,6 +97,9 @@ class FolderWalk:
                 self.problems.add(entry.path, "not a regular file")
 
     def _follow(self, link: os.DirEntry[str], relative: str, folder: _ListedFolder) -> Iterator[str]:
+        if _extension(link.name) not in EXTENSIONS and self._excludes(relative):  # a folder, wherever it leads
+            self.excluded.append(relative)
+            return
         try:
             mode = link.stat().st_mode
         except OSError as error:
@@ -113,32 +133,58 @@ class FolderWalk:
             reason = "of another type"
         elif not self._matches(relative):
             reason = "outside the patterns"
+        elif self._excludes(relative):
+            self.excluded.append(relative)
+            reason = "left out by data.exclude"
         else:
             return True
         self.ignored[reason] += 1
         return False
 
 
-def compile_patterns(patterns: Sequence[str]) -> re.Pattern[str]:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is none of a set: ``.git``, or ``__MACOSX`` of an archive made on a Mac."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def list_shown(folder: Path, pattern: str) -> list[Path]:
+    """What lies anywhere below a folder and matches a glob of names, in order; nothing hidden."""
+    found = sorted(folder.rglob(pattern))
+    return [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts))]
+
+
+def compile_exclusion(patterns: Sequence[str]) -> re.Pattern[str]:
+    """As `compile_patterns`; a pattern that names a folder means all in it, and no pattern fits nothing."""
+    if isinstance(patterns, str):
+        return compile_patterns(patterns, "exclude")  # which refuses it
+    if not patterns:
+        return re.compile("(?!)")
+    plain = [pattern.rstrip("/") or pattern for pattern in patterns]
+    return compile_patterns([*plain, *(f"{pattern}/**" for pattern in plain)], "exclude")
+
+
+def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pattern[str]:
     """Make one expression of glob patterns.
 
     Args:
         patterns: ``*`` and ``?`` within a name, ``[...]``, ``**/`` for any number of folders.
+        option: What they were given as, for messages.
 
     Raises:
         ConfigError: none given, one that leaves the folder, or one that cannot be understood.
     """
     if isinstance(patterns, str) or not patterns:
-        raise ConfigError(f"patterns={patterns!r} must be a list of at least one pattern")
+        raise ConfigError(f"{option}={patterns!r} must be a list of at least one pattern")
     for pattern in patterns:
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
-            raise ConfigError(f"pattern {pattern!r} leaves the folder; patterns are relative to it and without '..'")
+            what = "pattern" if option == "patterns" else f"data.{option}: pattern"
+            raise ConfigError(f"{what} {pattern!r} leaves the folder; patterns are relative to it and without '..'")
         if len(re.findall(r"\*\*/(?!\*\*/)", pattern)) > _MOST_FOLDERS:
             raise ConfigError(f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some out")
     try:
         return re.compile("|".join(map(_translate, patterns)), re.DOTALL)
     except re.error as error:
-        raise ConfigError(f"patterns={patterns!r} cannot be understood: {error}") from error
+        raise ConfigError(f"{option}={patterns!r} cannot be understood: {error}") from error
 
 
 def name_below(folder: Path, path: str | Path) -> str | None:
@@ -211,21 +257,31 @@ class Listing:
     Attributes:
         paths: Sorted by their path under the folder, so the order does not depend on where the folder is.
         ignored: How many files were left out, by reason.
+        excluded: Those that were excluded, in order.
     """
 
     paths: tuple[Path, ...]
     ignored: Mapping[str, int]
+    excluded: tuple[Path, ...] = ()
 
 
-def find_images(root: AnyPath, *, patterns: Sequence[str] = ("**/*",), allow_outside: bool = False) -> Listing:
+def find_images(
+    root: AnyPath,
+    *,
+    patterns: Sequence[str] = ("**/*",),
+    exclude: Sequence[str] = (),
+    allow_outside: bool = False,
+) -> Listing:
     """List the image files of a folder and its subfolders.
 
-    Hidden files and folders, ``Thumbs.db`` and files without an image's extension are ignored and counted.
+    Hidden files and folders, ``__MACOSX``, ``Thumbs.db`` and files without an image's extension are ignored and
+    counted.
 
     Args:
         root: The folder.
         patterns: Which files, relative to the folder: ``*`` and ``?`` within a name, ``[...]``, ``**/`` for any number
             of folders.
+        exclude: Which of these to leave out; the name of a folder stands for all in it.
         allow_outside: Follow links that lead out of the folder.
 
     Raises:
@@ -237,14 +293,16 @@ def find_images(root: AnyPath, *, patterns: Sequence[str] = ("**/*",), allow_out
     if not root.is_dir():
         found = "not a folder" if root.exists() else f"no such folder; {show_path(nearest_existing(root))} exists"
         raise DataError(f"{show_path(root)}: {found}")
-    walk = FolderWalk(root, patterns, allow_outside=allow_outside)
+    walk = FolderWalk(root, patterns, exclude, allow_outside=allow_outside)
     names = sorted(walk.run())
+    walk.tell_excluded()
     _check_stems(walk.problems, root, names)
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
     if not names:
         ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
         raise DataError(f"{show_path(root)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}")
-    return Listing(tuple(root / name for name in names), dict(walk.ignored))
+    excluded = tuple(root / name for name in sorted(walk.excluded))
+    return Listing(tuple(root / name for name in names), dict(walk.ignored), excluded)
 
 
 def resolve_listed(

@@ -49,8 +49,8 @@ class Task(Generic[Data]):
     method: ClassVar[str] = "predict_step"
     candidates: ClassVar[int] = 64
     neutral_data: ClassVar[Sequence[str]] = (
-        *("batch_format", "cache", "cache_bytes", "cache_dir", "loader", "mask_splits", "on_bad", "patterns"),
-        *("split_seed", "splits"),
+        *("batch_format", "cache", "cache_bytes", "cache_dir", "exclude", "loader", "mask_splits", "on_bad"),
+        *("patterns", "split_seed", "splits"),
     )
     predict_data: ClassVar[Mapping[str, Any]] = {}
     trained_data: ClassVar[Sequence[str]] = ()

@@ -53,6 +53,23 @@ def _read(data: InspectionDataModule, stage: Any = "train", epoch: int = 0) -> d
     return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
 
+def test_excluded_images_go_with_their_masks_and_have_a_store_of_their_own(tmp_path: Path) -> None:
+    folder = _write_set(tmp_path / "set", 6)
+    whole = _data(tmp_path, splits={"train": 1.0})
+    data = _data(tmp_path, splits={"train": 1.0}, exclude=["02.png"])
+    assert [Path(data.bank.name(number)).name for number in range(5)] == [f"0{n}.png" for n in (0, 1, 3, 4, 5)]
+    assert [path and path.name for path in data.source.found.masks] == ["00_mask.png", None, None, "04_mask.png", None]
+    assert data.source.store_folder != whole.source.store_folder
+    assert whole.source.store_folder == _data(tmp_path, splits={"train": 1.0}, exclude=[]).source.store_folder
+    (folder / "02_mask.png").rename(folder / "07_mask.png")
+    with pytest.raises(DataError, match=r"07_mask\.png: a mask without an image"):
+        _data(tmp_path, exclude=["02.png"])
+    with pytest.raises(ConfigError, match="leaves the folder"):
+        InspectionDataModule(str(folder), exclude=["../*"])
+    with pytest.raises(ConfigError, match="a set of shards is read as it was written"):
+        InspectionDataModule(str(tmp_path / "a.shards"), exclude=["02.png"])
+
+
 def test_a_batch_holds_images_masks_and_places(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
     data = _data(tmp_path)

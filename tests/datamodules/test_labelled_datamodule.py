@@ -50,6 +50,14 @@ def test_folders_are_labels_and_images_are_whole(tmp_path: Path) -> None:
     assert data.describe()["train_images"] == 21
 
 
+def test_a_table_may_label_excluded_images(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "set", {"a": 3, "b": 3})
+    rows = [f"{kind}{number},{kind}" for kind in "ab" for number in range(3)]
+    (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
+    data = _data(tmp_path, splits={"train": 1.0}, exclude=["a/a1.png"])
+    assert data.count_classes().tolist() == [[1, 0]] * 2 + [[0, 1]] * 3
+
+
 def test_a_preview_on_top_of_folders_is_no_image_unless_a_table_labels_it(tmp_path: Path) -> None:
     _write(tmp_path / "set", {"dent": 10, "good": 20})
     cv2.imwrite(str(tmp_path / "set" / "preview.png"), np.full((40, 60, 3), 7, np.uint8))

@@ -232,6 +232,7 @@ def test_bad_files_are_listed_or_left_out(cache: str, folder: Path) -> None:
     with pytest.raises(DataError, match="1 of 5 images and masks are bad"):
         data.check_sources()
     assert len(_data(cache, root=str(folder), splits={"train": 1.0}, patterns=["?.png"], cache="lru").bank) == 4
+    assert len(_data(cache, root=str(folder), splits={"train": 1.0}, exclude=["cut.png", "masks"]).bank) == 4
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.discovery import compile_patterns, find_images, match_by_stem, name_below, resolve_listed
+from lit_data.io.discovery import (
+    compile_patterns,
+    find_images,
+    list_shown,
+    match_by_stem,
+    name_below,
+    resolve_listed,
+)
 
 
 def _touch(root: Path, *names: str) -> None:
@@ -60,6 +67,56 @@ def test_patterns_of_thousands_of_stars_take_no_long_time(pattern: str) -> None:
     assert time.perf_counter() - begin < 5
 
 
+@pytest.mark.parametrize(
+    ("exclude", "left"),
+    [
+        (["a"], ["1.png", "b/a/3.png"]),
+        (["a/"], ["1.png", "b/a/3.png"]),
+        (["**/a"], ["1.png"]),
+        (["a/**", "*.png"], ["b/a/3.png"]),
+        (["a*"], ["1.png", "b/a/3.png"]),
+        (["**/3.png"], ["1.png", "a/2.png", "a/c/4.png"]),
+        ([], ["1.png", "a/2.png", "a/c/4.png", "b/a/3.png"]),
+    ],
+)
+def test_excluded_files_and_folders_are_left_out_and_counted(
+    tmp_path: Path, exclude: list[str], left: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    names = {"1.png", "a/2.png", "b/a/3.png", "a/c/4.png"}
+    _touch(tmp_path, *names, "a/notes.txt")
+    listing = find_images(tmp_path, exclude=exclude)
+    assert [path.relative_to(tmp_path).as_posix() for path in listing.paths] == left
+    assert {path.relative_to(tmp_path).as_posix() for path in listing.excluded} == names - set(left)
+    said = [f"{tmp_path}: {4 - len(left)} files are left out by data.exclude"] if exclude else []
+    assert caplog.messages == said
+
+
+def test_an_exclusion_of_nothing_is_named_and_one_of_all_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _touch(tmp_path, "a.png", "a.jpg")
+    assert len(find_images(tmp_path, exclude=["*.jpg", "b\n*"]).paths) == 1  # the names do not clash
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"data.exclude: 'b\\n*' fits no image below {tmp_path}"
+    ]
+    with pytest.raises(DataError, match=r"no image matches '\*\*/\*'; found 2 left out by data.exclude"):
+        find_images(tmp_path, exclude=["**"])
+    with pytest.raises(ConfigError, match=r"data.exclude: pattern '\.\./\*' leaves the folder"):
+        find_images(tmp_path, exclude=["../*"])
+    with pytest.raises(ConfigError, match=r"exclude='a' must be a list"):
+        find_images(tmp_path, exclude="a")
+
+
+def test_an_excluded_link_may_lead_anywhere(tmp_path: Path) -> None:
+    _touch(tmp_path, "set/a.png", "outside/b.png")
+    (tmp_path / "set/old").symlink_to(tmp_path / "outside")
+    (tmp_path / "set/gone.png").symlink_to(tmp_path / "nothing.png")
+    with pytest.raises(DataError, match="2 bad names"):
+        find_images(tmp_path / "set")
+    assert len(find_images(tmp_path / "set", exclude=["old", "gone.*"]).paths) == 1
+
+
 def test_several_patterns_list_each_file_once(tmp_path: Path) -> None:
     _touch(tmp_path, "1.png", "2.jpg", "3.tif")
     assert _found(tmp_path, "*.png", "*.jpg", "1.*") == ["1.png", "2.jpg"]
@@ -84,9 +141,15 @@ def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], mes
 # row 41
 def test_junk_is_ignored_and_counted(tmp_path: Path) -> None:
     _touch(tmp_path, "a.png", ".DS_Store", "._a.png", "Thumbs.db", "sub/thumbs.db", ".git/b.png", "notes.txt", "b.jpg")
+    _touch(tmp_path, "__MACOSX/c.png", "sub/__MACOSX/d.png")
     listing = find_images(tmp_path, patterns=("*.png",))
     assert [path.name for path in listing.paths] == ["a.png"]
-    assert listing.ignored == {"hidden": 3, "system files": 2, "of another type": 1, "outside the patterns": 1}
+    assert listing.ignored == {"hidden": 5, "system files": 2, "of another type": 1, "outside the patterns": 1}
+
+
+def test_nothing_hidden_is_shown(tmp_path: Path) -> None:
+    _touch(tmp_path, "b.csv", "a/c.csv", "__MACOSX/d.csv", "a/.git/e.csv", "._b.csv", "a/f.txt")
+    assert list_shown(tmp_path, "*.csv") == [tmp_path / "a/c.csv", tmp_path / "b.csv"]
 
 
 # row 35

@@ -129,6 +129,7 @@ def read_coco_labels(
     files: Sequence[CocoFile],
     *,
     others: Sequence[AnyPath] = (),
+    excluded: Sequence[AnyPath] = (),
     classes: Sequence[str] | None = None,
     on_bad: OnBad = "error",
 ) -> LabelTable:
@@ -141,6 +142,7 @@ def read_coco_labels(
         sizes_px: [I, 2] (height, width) of the images.
         files: Annotation files.
         others: Images that the files may name beside `images`, and that are left out.
+        excluded: As those, but not meant where another image has the name too.
         classes: Names of the classes; by default the categories in the order of their ids, which may have gaps.
         on_bad: ``skip`` leaves bad boxes and entries whose image is missing out and lists them. An entry that states
             another size than its image has stays an error.
@@ -152,7 +154,7 @@ def read_coco_labels(
     collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
     categories = _merge_categories(files)
     names = tuple(categories[key] for key in sorted(categories)) if classes is None else check_classes(classes)
-    index, crowds = NameIndex([*images, *others]), 0
+    index, crowds = NameIndex([*images, *others], excluded), 0
     for file in files:
         collector.start_file(file.path)
         numbers, missing = file.match(index)

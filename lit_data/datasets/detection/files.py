@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
-_PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations_voc"))}
+_PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations", "annotations_voc"))}
 _SIDE_FILES: Final = (
     *("data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_*.json"),
     *(f"{split}.txt" for split in SPLITS),
@@ -66,6 +66,8 @@ class DetectionFiles:
 class _Folder:
     root: Path
     names: tuple[str, ...]  # of the images, relative to the root
+    excluded: tuple[str, ...]  # lists, COCO files and label files may still name them
+    exclude: tuple[str, ...]
     index: NameIndex
     yaml: DataYaml
 
@@ -88,14 +90,15 @@ def find_detection_files(
     seed: int = 0,
     on_bad: OnBad = "error",
     read: ReadOptions = DEFAULT_READ,
+    exclude: Sequence[str] = (),
     allow_outside: bool = False,
 ) -> DetectionFiles:
     """Find images, boxes and splits of a detection set, without decoding an image.
 
     Images lie in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO text lies in
     ``labels``, in the same folders below it as the images below ``images``. COCO JSON is
-    ``annotations/instances_*.json``, VOC XML lies in ``Annotations`` or ``annotations_voc``. Images that no list, or
-    no COCO file, names are left out of a set that has these.
+    ``annotations/instances_*.json``, VOC XML lies in ``Annotations``, ``annotations`` or ``annotations_voc``. Images
+    that no list, or no COCO file, names are left out of a set that has these.
 
     Args:
         root: Folder of the set.
@@ -111,6 +114,7 @@ def find_detection_files(
         seed: Chooses the images of a share.
         on_bad: ``skip`` leaves bad boxes, label files without an image and unreadable images out, and lists them.
         read: The rules that images are read with; they decide what size an image has.
+        exclude: Globs below the root of images and label files that are left out; a folder stands for all in it.
         allow_outside: Follow links that lead out of the root.
 
     Raises:
@@ -120,7 +124,7 @@ def find_detection_files(
     check_choice("label_format", label_format, get_args(LabelFormat))
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
-    folder = _open_folder(Path(os.path.abspath(root)), allow_outside)  # noqa: PTH100 - keeps links
+    folder = _open_folder(Path(os.path.abspath(root)), exclude, allow_outside)  # noqa: PTH100 - keeps links
     found = _find_labels(folder, label_format, annotations, on_bad, allow_outside, unlabelled=bool(classes))
     fixed = _find_splits(folder, splits, found.coco, allow_outside)
     members, sizes_px = _measure(folder, _list_members(folder, found.coco, fixed), read, on_bad)
@@ -129,18 +133,20 @@ def find_detection_files(
     return DetectionFiles(images, labels, _number_splits(folder.names, members, fixed, splits, seed), sizes_px)
 
 
-def _open_folder(root: Path, allow_outside: bool) -> _Folder:
+def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool) -> _Folder:
     patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
     if not patterns:
         patterns = ["*/images/**/*" if any(path.is_dir() for path in root.glob("*/images")) else "**/*"]
-    paths = find_images(root, patterns=patterns, allow_outside=allow_outside).paths
-    names = tuple(path.relative_to(root).as_posix() for path in paths)
+    found = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside)
+    names, excluded = (
+        tuple(path.relative_to(root).as_posix() for path in paths) for paths in (found.paths, found.excluded)
+    )
     if not allow_outside:
         for path in (path for pattern in _SIDE_FILES for path in root.glob(pattern)):
             check_inside(path, root)
     described = (root / "data.yaml").is_file()
     yaml = read_data_yaml(root / "data.yaml") if described else DataYaml((), ".", {})
-    return _Folder(root, names, NameIndex(paths), yaml)
+    return _Folder(root, names, excluded, tuple(exclude), NameIndex(found.paths, found.excluded), yaml)
 
 
 def _find_labels(
@@ -160,7 +166,9 @@ def _find_labels(
     for label_format in ("yolo", "coco", "voc") if wanted == "auto" and annotations is None else (wanted,):
         if label_format in _PLACES:
             suffix, parents = _PLACES[label_format]
-            match = match_label_files(folder.root, folder.index, suffix, parents, allow_outside=allow_outside)
+            match = match_label_files(
+                folder.root, folder.index, suffix, parents, exclude=folder.exclude, allow_outside=allow_outside
+            )
             _report(match[1], f"{len(match[1])} label files fit none of {len(folder.names)} images", on_bad)
             if match[0]:
                 return _Labels(label_format, (), match[0])
@@ -175,7 +183,8 @@ def _find_labels(
         return _Labels("none", (), {})
     raise DataError(
         f"{show_path(folder.root)}: no labels (label_format={wanted}); looked for labels/*.txt, "
-        "annotations/instances_*.json, Annotations/*.xml and annotations_voc/*.xml, as far as the format goes"
+        "annotations/instances_*.json, and *.xml in Annotations, annotations and annotations_voc, as far as the format "
+        "goes"
     )
 
 
@@ -191,13 +200,14 @@ def _find_splits(
         )
     if splits == "folders":
         return by_folder
+    known = (*folder.names, *folder.excluded)
     if splits != "auto":
         shares = isinstance(splits, Mapping) and all(isinstance(share, int | float) for share in splits.values())
-        return None if shares else {key: part.tolist() for key, part in split_images(folder.names, splits).items()}
+        return None if shares else {key: part.tolist() for key, part in split_images(known, splits).items()}
     lists = {split: (f"{split}.txt",) for split in SPLITS if (folder.root / f"{split}.txt").is_file()}
     if entries := folder.yaml.splits or lists:
         places = [folder.root / folder.yaml.folder, folder.root]
-        return read_splits(places, entries, folder.names, folder.index, allow_outside=allow_outside)
+        return read_splits(places, entries, known, folder.index, allow_outside=allow_outside)
     if coco and all(find_split(Path(file.path).name) for file in coco):
         return split_by_file(coco, folder.index)
     return None if None in words else by_folder
@@ -207,7 +217,7 @@ def _list_members(folder: _Folder, coco: Sequence[CocoFile], fixed: Mapping[str,
     """Numbers of the images that belong to the set."""
     numbers = set(range(len(folder.names)))
     if coco:
-        numbers = {number for file in coco for number in file.match(folder.index)[0].values()}
+        numbers &= {number for file in coco for number in file.match(folder.index)[0].values()}
     if fixed is not None:
         numbers &= {number for part in fixed.values() for number in part}
     if not numbers:
@@ -246,7 +256,10 @@ def _read_labels(
     images, files = [paths[number] for number in members], [found.files.get(number) for number in members]
     if found.label_format == "coco":
         others = [paths[number] for number in sorted(set(range(len(paths))) - set(members))]
-        return read_coco_labels(images, sizes_px, found.coco, others=others, classes=classes, on_bad=on_bad)
+        excluded = [folder.root / name for name in folder.excluded]
+        return read_coco_labels(
+            images, sizes_px, found.coco, others=others, excluded=excluded, classes=classes, on_bad=on_bad
+        )
     names = classes or folder.yaml.classes or read_class_names(folder.root) or None
     if found.label_format == "none" and names:
         return LabelTable(tuple(names), np.zeros((0, 5), np.float32), np.zeros(len(images), np.int64))

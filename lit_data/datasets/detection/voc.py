@@ -53,10 +53,15 @@ class NameIndex:
 
     Args:
         images: Their paths.
+        excluded: Paths that may be named but are not meant where an image has the name too; numbers go on with them.
+
+    Attributes:
+        count: Of the images; numbers from there on are those of excluded ones.
     """
 
-    def __init__(self, images: Sequence[AnyPath]) -> None:
-        self._paths = ["/" + _normalize(os.fspath(path)).lstrip("/") for path in images]
+    def __init__(self, images: Sequence[AnyPath], excluded: Sequence[AnyPath] = ()) -> None:
+        self.count = len(images)
+        self._paths = ["/" + _normalize(os.fspath(path)).lstrip("/") for path in (*images, *excluded)]
         self._common = len(posixpath.commonpath([posixpath.dirname(path) for path in self._paths] or ["/"]))
         self._numbers: dict[str, list[int]] = defaultdict(list)
         self._tails: dict[str, dict[str, list[int]]] = {}  # for names that many images have
@@ -83,6 +88,7 @@ class NameIndex:
         found = [n for n in known if target in (self._paths[n][-len(target) :], self._stem(n)[-len(target) :])]
         if len(found) > 1:
             found = [n for n in found if split and self._split(n) == split] or found
+            found = [n for n in found if n < self.count] or found[:1]
         if not found:
             raise DataError(f"no image is named {escape(name)!r}")
         if len(found) > 1:
@@ -109,15 +115,24 @@ class NameIndex:
 class _LabelWalk(FolderWalk):
     """A walk that keeps files of one extension instead of images."""
 
-    def __init__(self, root: Path, suffix: str, folders: Sequence[str], *, allow_outside: bool) -> None:
-        super().__init__(root, [f"**/{name}/**/*{suffix}" for name in folders], allow_outside=allow_outside)
+    def __init__(
+        self, root: Path, suffix: str, folders: Sequence[str], exclude: Sequence[str], *, allow_outside: bool
+    ) -> None:
+        super().__init__(root, [f"**/{name}/**/*{suffix}" for name in folders], exclude, allow_outside=allow_outside)
 
     def _is_wanted(self, name: str, relative: str) -> bool:
-        return name != "classes.txt" and self._matches(relative) is not None  # LabelImg writes that one beside labels
+        is_label = name != "classes.txt" and self._matches(relative) is not None  # LabelImg writes that beside labels
+        return is_label and not self._excludes(relative)
 
 
 def match_label_files(
-    root: Path, index: NameIndex, suffix: str, parents: Sequence[str], *, allow_outside: bool
+    root: Path,
+    index: NameIndex,
+    suffix: str,
+    parents: Sequence[str],
+    *,
+    exclude: Sequence[str] = (),
+    allow_outside: bool = False,
 ) -> tuple[dict[int, Path], Problems]:
     """Find the files of one extension in folders of some names, and the images they belong to.
 
@@ -127,7 +142,7 @@ def match_label_files(
     Raises:
         DataError: A link leads nowhere or, unless allowed, out of the root.
     """
-    walk = _LabelWalk(root, suffix, parents, allow_outside=allow_outside)
+    walk = _LabelWalk(root, suffix, parents, exclude, allow_outside=allow_outside)
     names = sorted(walk.run())
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
     files: dict[int, Path] = {}
@@ -135,6 +150,8 @@ def match_label_files(
     for row, name in enumerate(names, 1):
         try:
             number = _find_labelled(index, name.removesuffix(suffix), parents)
+            if number >= index.count:
+                continue
             if (first := files.setdefault(number, root / name)) != root / name:
                 raise DataError(f"labels the same image as {show_path(first)}")
         except DataError as error:
@@ -143,13 +160,16 @@ def match_label_files(
 
 
 def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
-    """The image of a label file: in the folder of the same name below ``images``, or of that name anywhere."""
+    """The image of a label file: in the folder of the same name below ``images``, or of that name anywhere.
+
+    Of images of one name, that of the label file's split is meant.
+    """
     parts = name.split("/")
     last = max(place for place, part in enumerate(parts[:-1]) if part in parents)
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
     except DataError:
-        return index.find("/".join(parts[last + 1 :]))
+        return index.find("/".join(parts[last + 1 :]), find_split("/".join(parts[:-1])))
 
 
 def read_voc_labels(

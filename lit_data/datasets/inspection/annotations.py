@@ -25,7 +25,7 @@ from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml
 from lit_data.datasets.inspection.layouts import MASK_FOLDERS, Layout
 from lit_data.datasets.inspection.marks import Draw, Mask, counts, outline, runs
 from lit_data.errors import DataError, Problems, escape, show_path
-from lit_data.io.discovery import check_inside
+from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.images.header import read_header
 from lit_data.io.source import decode_text, open_source, read_whole
 
@@ -77,10 +77,15 @@ class Annotated:
     bad: set[int] = field(default_factory=set)
 
     def find(self, names: Sequence[str], where: str, *, split: str | None = None) -> int | None:
-        """Number of the image of the first name that is known, which is then named; None, and a problem, if none is."""
+        """Number of the image of the first name that is known, which is then named.
+
+        None for an image that is excluded; None, and a problem, if none is known.
+        """
         for name in names:
             with suppress(DataError):
                 number = self.index.find(name, split)
+                if number >= self.index.count:
+                    return None
                 self.marks.setdefault(number, [])
                 return number
         try:
@@ -111,17 +116,18 @@ class Annotated:
         return Counter(mark.category for marks in self.marks.values() for mark in marks)
 
 
-def read_annotations(folder: Path, images: Sequence[Path]) -> Annotated | None:
+def read_annotations(folder: Path, images: Sequence[Path], excluded: Sequence[Path] = ()) -> Annotated | None:
     """Read the files of annotations of a folder; None where there are none.
 
     Args:
         folder: Of the set.
         images: Its images.
+        excluded: What may be named and is not meant.
 
     Raises:
         DataError: Lists the files that are links out of the folder.
     """
-    index = NameIndex(images)
+    index = NameIndex(images, excluded)
     files = _list_files(folder)
     for layout, (suffix, read) in _READERS.items():
         found = Annotated(layout, folder, index)
@@ -142,8 +148,8 @@ def read_annotations(folder: Path, images: Sequence[Path]) -> Annotated | None:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    known = (path for path in sorted(folder.rglob("*.*")) if path.suffix.lower() in ANNOTATION_SUFFIXES)
-    files = [path for path in known if path.is_file() and not path.name.startswith(".")]
+    known = (path for path in list_shown(folder, "*.*") if path.suffix.lower() in ANNOTATION_SUFFIXES)
+    files = [path for path in known if path.is_file()]
     problems = Problems()
     for path in files:
         if path.is_symlink():

@@ -61,6 +61,7 @@ class InspectionSet:
         where: Where the masks lie, for a message.
         bad: Images that are to be left out.
         parts: For masks that are several files, such as those of MVTec LOCO: for the first all of them.
+        excluded: Files that were to be left out, which annotations may still name.
     """
 
     layout: Layout
@@ -70,6 +71,7 @@ class InspectionSet:
     where: str = ""
     bad: frozenset[Path] = frozenset()
     parts: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
+    excluded: tuple[Path, ...] = ()
 
     def describe(self) -> str:
         """What was found, in one line."""
@@ -89,24 +91,32 @@ def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:
     return ", ".join(named[:_MOST_NAMED]) + more
 
 
-def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequence[str] = ("**/*",)) -> InspectionSet:
+def find_inspection_set(
+    folder: Path, masks: str | None = None, patterns: Sequence[str] = ("**/*",), exclude: Sequence[str] = ()
+) -> InspectionSet:
     """Find the images of a folder and the mask of each.
 
     Args:
         folder: Of the set.
         masks: Folder of the masks, absolute or below that one; None looks for them.
         patterns: Globs of the images.
+        exclude: Globs of files that are left out; masks of such images are left out too.
 
     Raises:
         DataError: There are no images; or a mask has no image, or an image several masks: all of them are listed.
     """
-    paths = _list_files(folder, patterns)
+    paths, excluded = _list_files(folder, patterns, exclude)
+    found = _pair_any(folder, paths, excluded, masks)
+    return replace(found, excluded=tuple(excluded))
+
+
+def _pair_any(folder: Path, paths: Sequence[Path], excluded: Sequence[Path], masks: str | None) -> InspectionSet:
     if masks is not None:
-        return _pair_folder(folder, paths, (folder / masks).absolute())
+        return _pair_folder(folder, paths, (folder / masks).absolute(), excluded)
     paths = [path for path in paths if not any(map(_OTHER_FOLDERS.fullmatch, _parts(folder, path)[:-1]))]
     names = [_parts(folder, path) for path in paths]
     if any(is_anomaly(parts) for parts in names):
-        return _pair_anomaly(folder, paths)
+        return _pair_anomaly(folder, paths, excluded)
     found = {
         folder.joinpath(*parts[: depth + 1])
         for parts in names
@@ -115,8 +125,8 @@ def find_inspection_set(folder: Path, masks: str | None = None, patterns: Sequen
     }
     found = found or find_twin_folders(paths)
     if found:
-        return _pair_folders(folder, paths, found)
-    return _pair_beside(folder, paths)
+        return _pair_folders(folder, paths, found, excluded)
+    return _pair_beside(folder, paths, excluded)
 
 
 def leave_out_stray(folder: Path, found: InspectionSet) -> InspectionSet:
@@ -176,19 +186,21 @@ def is_anomaly(parts: Sequence[str]) -> bool:
     return any(len(parts) >= depth and parts[-depth].lower().replace("_", "") == "groundtruth" for depth in (3, 4))
 
 
-def _list_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
+def _list_files(folder: Path, patterns: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
+    """The files, and those that are excluded."""
     if not folder.is_dir():
         raise DataError(f"{show_path(folder)}: {'not a folder' if folder.exists() else 'no such folder'}")
-    walk = FolderWalk(folder, patterns, allow_outside=False)
+    walk = FolderWalk(folder, patterns, exclude, allow_outside=False)
     names = sorted(walk.run())
+    walk.tell_excluded()
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(folder)}")
     if not names:
         ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
         raise DataError(f"{show_path(folder)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}")
-    return [folder / name for name in names]
+    return [folder / name for name in names], [folder / name for name in sorted(walk.excluded)]
 
 
-def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
+def _pair_anomaly(folder: Path, paths: Sequence[Path], excluded: Sequence[Path]) -> InspectionSet:
     """``train/good``, ``test/KIND`` and ``ground_truth/KIND``, below the folder or below one for each product."""
     files = [path for path in paths if is_anomaly(_parts(folder, path))]
     images = _without(paths, files)
@@ -206,7 +218,7 @@ def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     def is_test(path: Path) -> bool:
         return "train" not in _parts(folder, path)[:-1]
 
-    tested = _match([path for path in images if is_test(path)], list(whole), key)
+    tested = _match([path for path in images if is_test(path)], list(whole), key, excluded)
     found = tuple(tested.get(path) for path in images)
     kinds = tuple("good" if _GOOD.fullmatch(path.parent.name) else path.parent.name for path in images)
     parts = {masks[0]: tuple(masks) for place, masks in of_image.items() if place != masks[0]}
@@ -215,21 +227,25 @@ def _pair_anomaly(folder: Path, paths: Sequence[Path]) -> InspectionSet:
     )
 
 
-def _pair_folder(folder: Path, paths: Sequence[Path], masks: Path) -> InspectionSet:
+def _pair_folder(folder: Path, paths: Sequence[Path], masks: Path, excluded: Sequence[Path]) -> InspectionSet:
     if not masks.is_dir():
         raise DataError(f"{show_path(masks)}: no such folder of masks; check data.masks")
     own = [path for path in paths if path.absolute().is_relative_to(masks)]
-    return _pair(folder, _without(paths, own), own or _list_files(masks, ("**/*",)), masks)
+    return _pair(folder, _without(paths, own), own or _list_files(masks, ("**/*",))[0], masks, excluded)
 
 
-def _pair_folders(folder: Path, paths: Sequence[Path], mask_folders: set[Path]) -> InspectionSet:
+def _pair_folders(
+    folder: Path, paths: Sequence[Path], mask_folders: set[Path], excluded: Sequence[Path]
+) -> InspectionSet:
     inside = tuple(f"{other}/" for other in mask_folders)  # none of them is the root
     masks = [path for path in paths if str(path).startswith(inside)]
     shown = sorted(mask_folders)[0]
-    return _pair(folder, _without(paths, masks), masks, shown)
+    return _pair(folder, _without(paths, masks), masks, shown, excluded)
 
 
-def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Path) -> InspectionSet:
+def _pair(
+    folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Path, excluded: Sequence[Path]
+) -> InspectionSet:
     """Masks of folders: by the stem where stems are unique, else by the folders too."""
     if not images:
         raise DataError(f"{show_path(folder)}: no images but the masks in {show_path(where)}; check data.root")
@@ -242,12 +258,12 @@ def _pair(folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Pa
         ]
         return (*(() if unique else own), plain_stem(path.stem))
 
-    found = _match(images, masks, key)
+    found = _match(images, masks, key, excluded)
     name = where.relative_to(folder).as_posix() if where.is_relative_to(folder) else str(where)
     return _make(folder, "folder", images, found, f"in {name}")
 
 
-def _pair_beside(folder: Path, paths: Sequence[Path]) -> InspectionSet:
+def _pair_beside(folder: Path, paths: Sequence[Path], excluded: Sequence[Path]) -> InspectionSet:
     """Masks in the folders of their images: by an ending of the name, or of the same name and another type."""
     marked = [path for path in paths if _ENDING.search(path.stem)]
     plain = _without(paths, marked)
@@ -265,7 +281,7 @@ def _pair_beside(folder: Path, paths: Sequence[Path]) -> InspectionSet:
 
     endings = sorted({match[0].lower() for path in marked if (match := _ENDING.search(path.stem))})
     where = f"beside them ({', '.join(endings) or 'of another type'})"
-    return _make(folder, "beside", images, _match(images, masks, key), where)
+    return _make(folder, "beside", images, _match(images, masks, key, excluded), where)
 
 
 def _without(paths: Sequence[Path], others: Sequence[Path]) -> list[Path]:
@@ -279,8 +295,10 @@ def _rank(path: Path) -> int:
     return _LOSSLESS.index(extension) if extension in _LOSSLESS else len(_LOSSLESS)
 
 
-def _match(images: Sequence[Path], masks: Sequence[Path], key: Callable[[Path], tuple[str, ...]]) -> dict[Path, Path]:
-    """The mask of each image that has one, which is that of the same key.
+def _match(
+    images: Sequence[Path], masks: Sequence[Path], key: Callable[[Path], tuple[str, ...]], excluded: Sequence[Path]
+) -> dict[Path, Path]:
+    """The mask of each image that has one, which is that of the same key; those of excluded images are passed over.
 
     Raises:
         DataError: A mask has no image or not one alone, or an image has several masks: all are listed.
@@ -288,8 +306,11 @@ def _match(images: Sequence[Path], masks: Sequence[Path], key: Callable[[Path], 
     problems, by_key, found = Problems(), dict[tuple[str, ...], list[Path]](), dict[Path, Path]()
     for path in images:
         by_key.setdefault(key(path), []).append(path)
+    without_owner = {key(path) for path in excluded} - set(by_key)
     for mask in masks:
         owners = by_key.get(key(mask), [])
+        if key(mask) in without_owner:
+            continue
         if len(owners) != 1:
             several = f"{len(owners)} images have its name: {', '.join(p.name for p in owners[:3])}"
             problems.add(mask, several if owners else "a mask without an image of its name")

@@ -68,7 +68,8 @@ def list_sources(
     *,
     patterns: Sequence[str] = ("**/*",),
     files: Mapping[str, str] | None = None,
-    exclude: Sequence[Path] = (),
+    exclude: Sequence[str] = (),
+    masks: Sequence[Path] = (),
     allow_outside: bool = False,
 ) -> SourceList:
     """Find the images of a set.
@@ -80,7 +81,8 @@ def list_sources(
         patterns: Globs below the root, for the layouts of one file.
         files: For `files` and `pairs`: for each role a glob with one ``*``; files whose ``*`` matches the same text
             belong together, for example ``{target: "*_a.tif", ref1: "*_b.tif", ref2: "*_c.tif"}``.
-        exclude: Folders below the root that hold something else, masks for instance.
+        exclude: Globs below the root of files that are left out; a folder stands for all in it.
+        masks: Folders below the root that hold masks.
         allow_outside: Accept links that lead out of the root.
 
     Returns:
@@ -92,14 +94,14 @@ def list_sources(
     """
     rule = rule_of(layout)
     if not rule.roles:
-        found = find_images(root, patterns=tuple(patterns), allow_outside=allow_outside).paths
+        found = find_images(root, patterns=tuple(patterns), exclude=exclude, allow_outside=allow_outside).paths
         groups: list[tuple[Path, ...]] = [
-            (path,) for path in found if not any(path.is_relative_to(folder) for folder in exclude)
+            (path,) for path in found if not any(path.is_relative_to(folder) for folder in masks)
         ]
         if not groups:
-            raise DataError(describe_no_images(root, exclude))
+            raise DataError(describe_no_images(root, masks))
     else:
-        groups = _match_roles(root, rule.roles, _check_files(layout, rule.roles, files), allow_outside)
+        groups = _match_roles(root, rule.roles, _check_files(layout, rule.roles, files), exclude, allow_outside)
     names = [Path(os.path.relpath(group[0], root)).as_posix() for group in groups]
     return SourceList(tuple(ImageSource(tuple(map(str, group))) for group in groups), tuple(names))
 
@@ -125,9 +127,10 @@ def _check_files(layout: str, roles: Sequence[str], files: Mapping[str, str] | N
 
 
 def _match_roles(
-    root: Path, roles: Sequence[str], files: Mapping[str, str], allow_outside: bool
+    root: Path, roles: Sequence[str], files: Mapping[str, str], exclude: Sequence[str], allow_outside: bool
 ) -> list[tuple[Path, ...]]:
-    listing = find_images(root, patterns=tuple(files[role] for role in roles), allow_outside=allow_outside).paths
+    patterns = tuple(files[role] for role in roles)
+    listing = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside).paths
     found = {role: _find_role(root, files[role], listing) for role in roles}
     keys = sorted(set().union(*found.values()))
     missing = [(role, files[role].replace("*", key)) for key in keys for role in roles if key not in found[role]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from lit_data.errors import Problems
-from lit_data.io.discovery import compile_patterns
+from lit_data.io.discovery import compile_patterns, is_hidden
 from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.remote.address import Address
 
@@ -69,7 +69,7 @@ class Scope:
             name: Its path below the root.
         """
         parts = [part for part in name.split("/") if part]  # names with empty parts are to be reported, not left out
-        if any(part.startswith(".") and part not in (".", "..") for part in parts):
+        if any(is_hidden(part) and part not in (".", "..") for part in parts):
             return False
         if name in self.also or name.lower().endswith(self.beside):
             return True

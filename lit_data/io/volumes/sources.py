@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from lit_data.errors import ConfigError, DataError, Problems, show_path
-from lit_data.io.discovery import describe_outside, is_inside
+from lit_data.io.discovery import describe_outside, is_hidden, is_inside
 from lit_data.io.source import check_regular, nearest_existing
 from lit_data.io.volumes.file_dicom import group_series, is_dicom_name
 
@@ -105,8 +105,8 @@ def guess_kind(path: str | os.PathLike[str]) -> Kind:
 def _walk(root: Path, problems: Problems, *, allow_outside: bool) -> Iterator[tuple[Path, list[str]]]:
     real_root = os.path.realpath(root)
     for folder, folders, names in os.walk(root, followlinks=allow_outside):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        shown = [name for name in sorted(names) if not name.startswith(".")]
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        shown = [name for name in sorted(names) if not is_hidden(name)]
         for path in (Path(folder) / name for name in [*folders, *shown]):
             if path.is_symlink() and not allow_outside and not is_inside(target := os.path.realpath(path), real_root):
                 problems.add(path, describe_outside(target))

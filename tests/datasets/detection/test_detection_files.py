@@ -62,6 +62,52 @@ def test_folders_give_the_splits(tmp_path: Path) -> None:
     assert [len(found.labels.of(image)) for image in range(3)] == [1, 2, 0]
 
 
+def test_xml_lies_beside_folders_of_kinds_in_each_split(tmp_path: Path) -> None:
+    put(tmp_path, "train/images/dent/1.png", "train/images/hole/2.png", "validation/images/dent/1.png")
+    for name, kinds in {"train/1": ("dent",), "train/2": (), "validation/1": ("dent", "hole")}.items():
+        split, stem = name.split("/")
+        (tmp_path / split / "annotations").mkdir(exist_ok=True)
+        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+        boxes = "".join(f"<object><name>{kind}</name>{box}</object>" for kind in kinds)
+        (tmp_path / split / "annotations" / f"{stem}.xml").write_text(f"<annotation>{boxes}</annotation>")
+    found = find_detection_files(tmp_path)
+    assert found.splits == {"train": [0, 1], "val": [2], "test": []}
+    assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 2]
+    assert found.labels.classes == ("dent", "hole")
+
+
+def test_coco_files_in_a_folder_with_xml_are_coco(tmp_path: Path) -> None:
+    put(tmp_path, "images/a.png")
+    box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 1, 9, 9]}
+    categories, images = [{"id": 3, "name": "of coco"}], [{"id": 1, "file_name": "a.png"}]
+    text = json.dumps({"images": images, "annotations": [box], "categories": categories})
+    write(tmp_path, annotations__instances_train=text)
+    (tmp_path / "annotations" / "a.xml").write_text("<annotation/>")
+    assert find_detection_files(tmp_path).labels.classes == ("of coco",)
+
+
+@pytest.mark.parametrize("exclude", ["images/b.png", "**/b.*"])
+def test_excluded_images_may_still_be_named(flat: Path, exclude: str) -> None:
+    write(flat, train="a.png\nb.png\n", val="c.png\nd.png")
+    found = find_detection_files(flat, exclude=[exclude])
+    assert by_name(found) == {"train": ["a"], "val": ["c", "d"], "test": []}
+    assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 0]
+    images = [{"id": n, "file_name": f"{name}.png"} for n, name in enumerate("abcd")]
+    boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 2, 2]} for n in range(4)]
+    text = json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]})
+    write(flat, annotations__instances_train=text)
+    coco = find_detection_files(flat, label_format="coco", exclude=[exclude])
+    assert [Path(path).stem for path in coco.images] == ["a", "c", "d"]
+    assert len(coco.labels.boxes) == 3
+
+
+def test_an_excluded_image_gives_its_label_to_no_other(tmp_path: Path) -> None:
+    put(tmp_path, "train/images/k/a.png", "val/images/k/a.png")
+    write(tmp_path, classes="cat", train__labels__a=LINE, val__labels__a=LINE * 2)
+    found = find_detection_files(tmp_path, exclude=["train/images/k/a.png"])
+    assert [len(found.labels.of(image)) for image in range(len(found.images))] == [2]
+
+
 def test_a_set_as_roboflow_writes_it(tmp_path: Path) -> None:
     put(tmp_path, "train/images/a.png", "valid/images/b.png")
     text = "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['cat']\n"

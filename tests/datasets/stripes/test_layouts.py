@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 def test_one_file_for_each_image(folder: Callable[..., Path]) -> None:
     root = folder("b.png", "a/c.png", "masks/c.png")
-    found = list_sources(root, "channels", exclude=(root / "masks",))
+    found = list_sources(root, "channels", masks=(root / "masks",))
     assert found.names == ("a/c.png", "b.png")
     assert [source.paths for source in found.sources] == [(str(root / name),) for name in found.names]
 
@@ -68,4 +68,4 @@ def test_unknown_layout(tmp_path: Path) -> None:
 def test_a_folder_of_masks_alone(folder: Callable[..., Path]) -> None:
     root = folder("masks/a.png")
     with pytest.raises(DataError, match="no images in"):
-        list_sources(root, "channels", exclude=(root / "masks",))
+        list_sources(root, "channels", masks=(root / "masks",))

@@ -19,6 +19,7 @@ ADDRESS = parse_address("s3://bucket/set")
         ("x/views.json", False),
         (".hidden.png", False),
         (".git/a.png", False),
+        ("deep/__MACOSX/a.png", False),
         ("other/x.tif", False),
         ("masks/x.tif", True),
         ("../a.png", True),  # to be reported, not left out

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,10 +165,38 @@ def test_masks_beside_their_images_are_told_apart_in_words(tmp_path: Path, capfd
     assert "is the folder of the images itself, so every file would count as a mask: move the masks" in message
 
 
-def test_good_files_are_answered_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_good_files_are_answered_in_a_line_and_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = [word for word in _masked_set(tmp_path / "images") if not word.startswith("data.splits")]
-    assert main(["prepare", *words, "prepare.check=true", "data.splits={train: 0.5, val: 0.5}"]) == 0
-    assert "6 images good; 3 / 3 / 0 train, val, test\n" in capfd.readouterr().out
+    assert (
+        main(["prepare", "+experiment=inspection", *words, "prepare.check=true", "data.splits={train: 0.5, val: 0.5}"])
+        == 0
+    )
+    lines = capfd.readouterr().out.splitlines()
+    assert "6 images good; 3 / 3 / 0 train, val, test" in lines
+    table = [re.split("[│┃]", line) for line in lines if "│" in line or "┃" in line]
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in table}
+    assert (rows["images"], rows["images with masks"], rows["layout"]) == (["6"], ["6"], ["folder"])
+    assert rows["split"] == ["images", "positive images", "patches"]
+    assert [rows[split][0] for split in ("train", "val", "test")] == ["3", "3", "0"]
+
+
+@pytest.mark.parametrize(
+    ("synthesis", "said"),
+    [
+        ("none", "no defects are drawn"),
+        ("gaussian", "defects are drawn on 50% of the samples of train: spot"),
+    ],
+)
+def test_a_line_says_before_the_store_is_built_what_was_found_and_will_be_drawn(
+    synthesis: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = _masked_set(tmp_path / "images")
+    assert main(["prepare", "+experiment=inspection", *words, f"synthesis={synthesis}"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    found = [place for place, line in enumerate(lines) if "layout folder, 6 images, masks in" in line]
+    assert len(found) == 1
+    assert lines[found[0]].endswith(said)
+    assert found[0] < min(place for place, line in enumerate(lines) if line.startswith("store: "))
 
 
 HOSTILE = "bad\x1b[31m\nlit_data: all good\u202e"

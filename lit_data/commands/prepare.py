@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from lit_data.checks import check_count
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.export import export_set
 from lit_data.commands.session import build_datamodule, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.io.store.store import DecodedStore
 
@@ -66,6 +70,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if options.check:
         counts = build_datamodule(cfg, prepared=False).check_sources()
         log.info("%s", _describe_good(counts))
+        _print_counts(counts)
         _warn_of_no_masks(cfg, counts)
         return {f"prepare/{key}": value for key, value in counts.items()}
     if options.store:
@@ -85,6 +90,24 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         log.info("%s: %s", key.replace("_", " "), value)
     _warn_of_no_masks(cfg, report)
     return {f"prepare/{key}": value for key, value in report.items()}
+
+
+def _print_counts(counts: Mapping[str, Any]) -> None:
+    """Print two tables of what was counted: of the set, and of each split."""
+    splits = [split for split in SPLITS if any(key.startswith(f"{split}_") for key in counts)]
+    whole = {key: value for key, value in counts.items() if not key.startswith(tuple(f"{one}_" for one in splits))}
+    columns = dict.fromkeys(key.partition("_")[2] for key in counts if key not in whole)
+    for headings, rows in (
+        (("found", ""), [(key.replace("_", " "), value) for key, value in whole.items()]),
+        (("split", *columns), [(split, *(counts.get(f"{split}_{key}", "") for key in columns)) for split in splits]),
+    ):
+        table = Table()
+        for place, heading in enumerate(headings):
+            table.add_column(heading.replace("_", " "), justify="right" if place else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(escape(str(cell)) for cell in row))
+        if rows:
+            Console().print(table)
 
 
 def _warn_of_no_masks(cfg: DictConfig, report: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,19 @@ class OwnMonitor(L.Callback):
                     ", ".join(sorted(logged)) or "nothing",
                 )
         self._checked |= logged  # what was there once will come again
+
+
+class LogInterval(L.Callback):
+    """Logs once an epoch at least, where an epoch has fewer batches than ``log_every_n_steps``.
+
+    Lightning warns of it in every run of a small set; `trainer.log_every_n_steps` that was typed stays as it is.
+    """
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        batches, every_n_steps = trainer.num_training_batches, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if 0 < batches < every_n_steps:
+            trainer.log_every_n_steps = int(batches)  # type: ignore[attr-defined]  # its logger connector set it
 
 
 def _is_ours(target: Callable[..., object]) -> bool:
@@ -251,6 +265,9 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         callbacks.append(OwnMonitor())
     if cfg.command == "fit":
         callbacks.append(TrainedRecord(cfg))
+        if "trainer.log_every_n_steps" not in find_typed():
+            callbacks.insert(0, LogInterval())  # others read the interval as training starts
+            warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
     else:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     shows_bar = overrides.get("enable_progress_bar", cfg.trainer.get("enable_progress_bar", True))

@@ -22,7 +22,7 @@ _LONGEST: Final = 12
 
 
 class RunBar(RichProgressBar):
-    """Lightning's bar, whose metrics have names that fit beside it: ``ap`` for ``val/average_precision``."""
+    """Lightning's bar, with short names of metrics, ``ap`` for ``val/average_precision``, and epochs counted from 1."""
 
     @override
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
@@ -32,6 +32,12 @@ class RunBar(RichProgressBar):
             name if short.count(name) == 1 else full: value
             for name, (full, value) in zip(short, found.items(), strict=True)
         }
+
+    @override
+    def _get_train_description(self, current_epoch: int) -> str:
+        most = self.trainer.max_epochs
+        told = f"Epoch {current_epoch + 1}" + (f"/{most}" if most is not None and most > 0 else "")
+        return told.ljust(len(self.validation_description))  # bars of one length do not flicker
 
 
 def shorten(name: str) -> str:
@@ -60,7 +66,7 @@ def quieten() -> None:
 
 
 def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
-    """Print the scores of a training, how long it took, what limits it, and where its report is.
+    """Print the scores of a training, how long it took, and where its report is.
 
     Args:
         metrics: Those of summary.json.
@@ -79,8 +85,7 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
         console.print(table)
     speed = metrics.get("samples_per_s")
     said = [f"{metrics['seconds']:.0f} s", *([f"{speed:.0f} samples/s in training"] if speed else [])]
-    limit = metrics.get("train/limited_by")
-    print(", ".join(said) + (f"; {limit}" if limit else ""))
+    print(", ".join(said))
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
 

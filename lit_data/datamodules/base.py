@@ -256,7 +256,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     def _load(self, rows: RowWriter, stage: Stage) -> MicroBatchLoader:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         shuffle = stage == "train" and not getattr(self.trainer, "overfit_batches", 0)
-        return MicroBatchLoader(rows, self.loader, shuffle=shuffle, rank=rank, world_size=world_size)
+        return MicroBatchLoader(rows, self.loader, shuffle=shuffle, rank=rank, world_size=world_size, stage=stage)
 
     @contextmanager
     def predicting(self, samples: Sequence[int], batch_size: int | None = None) -> Iterator[None]:

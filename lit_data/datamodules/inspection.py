@@ -94,6 +94,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     grid: PatchGrid
     transformation: StripeTransform
     _masks: PartialMasks | None
+    _is_positive: NDArray[np.bool_] | None = None  # [images] whether its mask shows a defect, once that was counted
     batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "index", "image_index", "position", "epoch")
 
     def __init__(
@@ -204,11 +205,28 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     def check_sources(self) -> dict[str, int]:
         return super().check_sources() | self.renew(replace(self.source, cache="none")).describe()
 
+    def _foretell(self) -> str:
+        """What was found and will be drawn, in one line, before an image is decoded."""
+        found, classes, synthesis = self.source.found, self.classes, self.synthesis
+        told = [f"layout {found.layout}, {found.describe()}"] + ([f"classes {', '.join(classes)}"] if classes else [])
+        if synthesis is None:
+            return "; ".join([*told, "no defects are drawn"])
+        splits = "train" if any(found.masks) else ", ".join(SPLITS)
+        families = ", ".join(family.name for family in synthesis.members)
+        return "; ".join(
+            [*told, f"defects are drawn on {synthesis.probability:.0%} of the samples of {splits}: {families}"]
+        )
+
     def describe(self) -> dict[str, Any]:
-        """Numbers about the opened set: images, those with masks, patches of each split."""
+        """Numbers about the opened set: images, those with masks or defects, patches of each split."""
         about = describe_bank(self.bank) | {"layout": self.source.found.layout}
         about |= {"images_with_masks": 0 if self._masks is None else int((self._masks.of_image >= 0).sum())}
         about |= {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
+        if self._masks is not None:
+            self.count_classes()
+            assert self._is_positive is not None
+            positive = {split: int(self._is_positive[numbers].sum()) for split, numbers in self.split_images.items()}
+            about |= {f"{split}_positive_images": count for split, count in positive.items()}
         return about | (
             {f"{split}_patches": len(self.dataset(split)) for split in SPLITS} if self._masks is not None else {}
         )
@@ -254,10 +272,12 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             raise ConfigError("there are no masks whose pixels could be counted")
         classes = len(self.source.classes or ("defect",)) + 1
         counts = count_classes(self._masks, classes, self._kept_folder)
+        self._is_positive = counts[:, 1:].sum(1) > 0
         return counts if split is None else counts[self.split_images[split]]
 
     @override
     def open_source(self) -> None:
+        log.info("%s: %s", show_path(self.source.folder), self._foretell())
         self.bank = self.source.open_images()
         heights_px, widths_px = np.maximum(
             [self.bank.heights_px, self.bank.widths_px], np.array(self.patch_px)[:, None]
@@ -270,7 +290,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             for split, numbers in self._choose_splits().items()
         }
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
-            log.info("splits: %s", describe_splits(self.split_images, self.image_kinds))
+            log.info("splits: %s", describe_splits(self.split_images, self.image_kinds, self._is_positive))
         augment = stage_augmentations(self.augment)
         self.margins_px = find_margins(augment, self.patch_px)
         self.transformation = StripeTransform(

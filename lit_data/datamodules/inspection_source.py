@@ -102,7 +102,6 @@ class InspectionFiles(MaskedImageFolder):
             found = leave_out_stray(self.folder, self._draw_annotations(found))
         elif found.parts:
             found = self._join_parts(found)
-        log.info("%s: %s", show_path(self.folder), found.describe())
         return found
 
     @property

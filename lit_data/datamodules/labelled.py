@@ -1,7 +1,6 @@
 """`LabelledImageDataModule`: whole images with one label each, such as those in a folder for each kind of defect."""
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.inspection.annotations import CLASS_COLUMNS, IMAGE_COLUMNS, choose_column, read_table
-from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set, leave_out_stray
+from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set, leave_out_stray
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.splits import Splits
@@ -65,10 +64,7 @@ class LabelledFiles(InspectionFiles):
         found = found if labels else leave_out_stray(self.folder, found)
         if labels is None and len(set(found.kinds)) < 2 and any(found.masks):
             labels = tuple("good" if mask is None else "defect" for mask in found.masks)
-        found = replace(found, kinds=labels or found.kinds, masks=(None,) * len(found.images), layout="none")
-        counts = describe_counts(Counter(found.kinds), "without a label")
-        log.info("%s: %d images (%s)", show_path(self.folder), len(found.images), counts)
-        return found
+        return replace(found, kinds=labels or found.kinds, masks=(None,) * len(found.images), layout="none")
 
     @override
     def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:

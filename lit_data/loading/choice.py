@@ -36,7 +36,7 @@ _MEMORY_SHARE: Final = 0.5
 _TASK_S: Final = 0.001
 _TASK_SAMPLES: Final = 16
 
-_told: deque[tuple[WorkerKind, int]] = deque(maxlen=1)  # each stage chooses, mostly the same
+_told: deque[tuple[str, WorkerKind, int]] = deque(maxlen=3)  # validation and test choose anew after training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Choice:
         return asdict(self)
 
 
-def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size: int) -> Choice:
+def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size: int, stage: str = "") -> Choice:
     """Fill in what the options leave to `auto`, and print it.
 
     The number of workers is that of the cores of this rank, but no more than one for every 32 samples of the set, and
@@ -94,8 +94,8 @@ def choose_workers(rows: RowWriter, layout: Layout, options: LoaderOptions, worl
         workers = _count_workers(kind, options.num_workers, len(rows), world_size) if kind != "inline" else 0
         return Choice(kind=kind, workers=workers, reason=reason, micro_batch_size=micro)
     choice = replace(_choose(rows, layout, options.num_workers, world_size), micro_batch_size=micro)
-    told = choice.kind, choice.workers
-    log.log(logging.DEBUG if told in _told else logging.INFO, "loader: %s, %d workers: %s", *told, choice.reason)
+    told = f"{stage} loader".lstrip(), choice.kind, choice.workers
+    log.log(logging.DEBUG if told in _told else logging.INFO, "%s: %s, %d workers: %s", *told, choice.reason)
     _told.append(told)
     return choice
 

@@ -43,6 +43,7 @@ class MicroBatchLoader:
         world_size: Number of processes.
         collate_fn: As torch's DataLoader has it: a list of samples of any kind and size becomes a batch, in a worker;
             `list` keeps them as they are. By default samples are stacked in place, which is several times as fast.
+        stage: What the batches are for, which the message about the workers begins with.
 
     Attributes:
         epoch: Whose order and random numbers the next iteration uses.
@@ -67,6 +68,7 @@ class MicroBatchLoader:
         rank: int = 0,
         world_size: int = 1,
         collate_fn: Collate | None = None,
+        stage: str = "",
     ) -> None:
         self.options = options or LoaderOptions()
         self.order = EpochOrder(
@@ -78,6 +80,7 @@ class MicroBatchLoader:
             raise ConfigError("collate_fn makes a batch of whole samples: leave out micro_batch_size")
         self._batch_size = self.options.count_batch(world_size)
         self.epoch = 0
+        self.stage = stage
         self.count_trained: Callable[[], tuple[int, int]] | None = None
         # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch. With `overfit_batches`
         # it asks whether the order is that of the dataset.
@@ -237,7 +240,7 @@ class MicroBatchLoader:
     @cached_property
     def choice(self) -> Choice:
         """The kind and number of workers, and why; the first call measures if that is to be found out."""
-        return choose_workers(self._rows, self._layout, self.options, self.order.world_size)
+        return choose_workers(self._rows, self._layout, self.options, self.order.world_size, self.stage)
 
     @cached_property
     def _rows(self) -> RowWriter:

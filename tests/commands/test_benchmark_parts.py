@@ -183,7 +183,9 @@ def test_the_time_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(feed, Candidate(dataset=None), limits=limits, device=CPU, least_batches=6).samples == 24
 
 
-def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     order: list[str] = []
 
     class Feed:
@@ -201,7 +203,9 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(monkeypatch: pyt
     candidates: dict[str, Candidate | str] = {row.method: Candidate(dataset=None) for row in rows}
     candidates["improved"] = "there is none"
     limits = Limits(seconds=60, samples=4, warmup_batches=1)
-    results = measure_rows(rows, candidates, repeats=2, limits=limits, device=CPU, seed=0)
+    with caplog.at_level("INFO"):
+        results = measure_rows(rows, candidates, repeats=2, limits=limits, device=CPU, seed=0)
+    assert "3 rows, each measured 2 times: at most 360 s, and the time to start them" in caplog.messages
     assert [len(result.laps) for result in results] == [2, 0, 2, 0]
     assert [result.note for result in results] == ["", "not available: Bus error", "", "not available: there is none"]
     assert [name for n, name in enumerate(order) if name != order[n - 1]] == [

@@ -294,6 +294,14 @@ def test_a_report_that_fails_does_not_fail_the_run(
     assert f"no report could be written of {tmp_path}" in caplog.text
 
 
+@pytest.mark.parametrize(("dice", "warned"), [(0.0, True), (1e-6, False), (None, False), ("0", False)])
+def test_a_dice_of_0_is_warned_of(dice: object, warned: bool, tmp_path: Path) -> None:
+    make_run(tmp_path, summary={**SUMMARY, "val/dice": 0.8, "test/dice": dice})
+    page = write_report([tmp_path]).read_text()
+    assert ("No pixel of a defect was found" in page) == warned
+    assert ("test/dice is 0: train longer" in page) == warned
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")
 def test_browser_shows_everything_and_asks_for_nothing(tmp_path: Path) -> None:
     summary = {**SUMMARY, "experiment": EVIL, f"test/{EVIL}": 0.5, "train/limited_by": EVIL}

@@ -1,15 +1,22 @@
 """What a person sees: short names beside the bar, lines above it, and one table at the end."""
 
+import csv
 import io
 import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import lightning as L
 import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
 
 from lit_data.commands.result import split_stage
-from lit_data.commands.terminal import print_end, quieten, shorten
+from lit_data.commands.session import LogInterval
+from lit_data.commands.terminal import RunBar, print_end, quieten, shorten
+from lit_data.testing import QUIET
 
 
 @pytest.mark.parametrize(
@@ -45,6 +52,31 @@ def test_names_beside_the_bar_are_short(name: str, short: str) -> None:
     assert shorten(name) == short
 
 
+@pytest.mark.parametrize(("epochs", "said"), [(3, "Epoch 1/3"), (-1, "Epoch 1")])
+def test_people_count_epochs_from_1(tmp_path: Path, epochs: int, said: str) -> None:
+    bar = RunBar()
+    bar._trainer = L.Trainer(**QUIET, max_epochs=epochs, default_root_dir=tmp_path)
+    assert bar._get_train_description(0) == said.ljust(len(bar.validation_description))
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.parametrize(("every", "rows"), [(10, [2, 5]), (2, [1, 3, 5]), (0, [])])
+def test_a_small_set_is_logged_once_an_epoch(tmp_path: Path, every: int, rows: list[int]) -> None:
+    class Model(BoringModel):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> dict[str, torch.Tensor]:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss["loss"])
+            return loss
+
+    logger = CSVLogger(tmp_path)
+    settings = {**QUIET, "logger": logger, "max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 0}
+    trainer = L.Trainer(**settings, log_every_n_steps=every, callbacks=[LogInterval()])
+    trainer.fit(Model())
+    path = Path(logger.log_dir) / "metrics.csv"
+    written = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    assert [int(row["step"]) for row in written if row.get("loss")] == rows
+
+
 @pytest.fixture
 def handlers() -> Iterator[None]:
     root = logging.getLogger()
@@ -65,7 +97,7 @@ def test_lines_go_where_a_live_bar_puts_them(monkeypatch: pytest.MonkeyPatch) ->
     assert live.getvalue() == "a line\n"
 
 
-def test_the_end_is_one_table_and_says_what_limits_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_end_is_one_table_and_repeats_no_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("")
     print_end(
         {
@@ -82,5 +114,5 @@ def test_the_end_is_one_table_and_says_what_limits_the_run(capsys: pytest.Captur
         if len(cells := line.split("│")) > 3
     }
     assert rows == {"dice": ["0.84", "0.85", "0.28"], "iou": ["0.5", "", ""], "loss": ["0.7", "0.8", ""]}
-    assert "61 s, 170 samples/s in training; the model takes 83% of the time\n" in out
+    assert "61 s, 170 samples/s in training\n" in out  # DataWaitMonitor has said the rest
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")

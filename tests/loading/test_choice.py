@@ -106,6 +106,14 @@ def test_the_measurement_is_short_and_printed_once(caplog: pytest.LogCaptureFixt
     assert loader.choice.thread_gain is not None
 
 
+def test_each_stage_names_its_loader_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    stages = ["train", "val", "test"]
+    with caplog.at_level(logging.INFO):
+        for stage in (*stages, "val", "test"):  # after training both are opened anew
+            list(MicroBatchLoader(Rows(20), LoaderOptions(), stage=stage))
+    assert caplog.messages == [f"{stage} loader: inline, 0 workers: 20 samples are fewer than 32" for stage in stages]
+
+
 def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Rows(1000)
     times = iter([0.0, 5.0])

@@ -66,6 +66,9 @@ def measure_rows(
     results = [Result(row) for row in rows]
     failures: list[Exception] = []
     rounds = list(chain.from_iterable(repeat(results, repeats)))
+    able = sum(not isinstance(candidates[row.method], str) for row in rows)
+    at_most_s = able * repeats * limits.seconds
+    log.info("%d rows, each measured %d times: at most %.0f s, and the time to start them", able, repeats, at_most_s)
     for result in track(rounds, "measuring", len(rounds)):
         candidate = candidates[result.row.method]
         if isinstance(candidate, str):

@@ -88,6 +88,11 @@ class Run:
         return str(self.values.get("train/limited_by") or self.journal.limited_by)
 
     @property
+    def zero_dice(self) -> list[str]:
+        """Names of the Dice scores of validation and test that are 0: no pixel of a defect was found."""
+        return [name for name in ("val/dice", "test/dice") if self.values.get(name) == 0]
+
+    @property
     def monitor(self) -> tuple[str, int]:
         """The metric that chose the best checkpoint and whether more of it is better (1) or less (-1)."""
         leaves = flatten(self.settings.config.get("callbacks") or {})

@@ -240,20 +240,34 @@ def _find_best(jobs: Sequence[ReportedJob], metric: str | None, direction: Direc
 
 def _print_table(jobs: Sequence[ReportedJob], plan: Plan, columns: Sequence[str], best: ReportedJob | None) -> None:
     table = Table(title=f"{plan.command} {plan.experiment}: {len(jobs)} jobs", title_justify="left")
-    for heading in ("job", "overrides", "status", "exit", "seconds", *columns, "reason"):
+    failed = any(job.record.exit_code or job.record.reason for job in jobs)
+    headings = ["job", "overrides", "status", "seconds", *shorten_keys(columns).values()]
+    for heading in headings + ["exit", "reason"] * failed:
         words = heading in ("overrides", "status", "reason")
         table.add_column(heading, justify="left" if words else "right", overflow="fold")
+    names = shorten_keys(list(jobs[0].swept))
     for job in jobs:
         record, mark = job.record, " *" if job is best else ""
-        swept = " ".join(f"{key}={value}" for key, value in job.swept.items()) or " ".join(record.overrides)
-        code = "" if record.exit_code is None else str(record.exit_code)
+        swept = " ".join(f"{names[key]}={value}" for key, value in job.swept.items()) or " ".join(record.overrides)
         colour = _COLOURS.get(record.status, "red")
-        status, seconds = f"[{colour}]{record.status}[/]", f"{record.seconds:.1f}"
-        values = [format_value(job.metrics.get(key)) for key in columns]
-        table.add_row(f"{record.number}{mark}", escape(swept), status, code, seconds, *values, escape(record.reason))
+        cells = [f"{record.number}{mark}", escape(swept), f"[{colour}]{record.status}[/]", f"{record.seconds:.1f}"]
+        cells += [format_value(job.metrics.get(key)) for key in columns]
+        code = "" if record.exit_code is None else str(record.exit_code)
+        table.add_row(*cells, *[code, escape(record.reason)] * failed)
     if best is not None:
         table.caption, table.caption_justify = f"* best {escape(columns[0])}", "left"
     Console().print(table)
+
+
+def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
+    """For each key its end that no other key has: ``lr`` for ``model.optimizer.lr``; names of metrics stay whole."""
+    parts = {key: key.split(".") for key in keys}
+    found = {}
+    for key, own in parts.items():
+        ends = (own[-length:] for length in range(1, len(own)))
+        unique = (end for end in ends if all(other[-len(end) :] != end for name, other in parts.items() if name != key))
+        found[key] = ".".join(next(unique, own))
+    return found
 
 
 def format_value(value: object) -> str:

@@ -170,11 +170,15 @@ def _warn_of_uneven_splits(counts: Mapping[str, int], shares: Mapping[str, float
         )
 
 
-def describe_splits(split_images: Mapping[str, Ints], kinds: Sequence[str]) -> str:
-    """Return ``train 354 (Break 59, good 175), val 76 (...), test 77 (...)``."""
+def describe_splits(
+    split_images: Mapping[str, Ints], kinds: Sequence[str], is_positive: NDArray[np.bool_] | None = None
+) -> str:
+    """Return ``train 354 (Break 59, good 175), val 76 (...)``, or of nameless kinds ``train 354 (179 positive)``."""
     parts = []
     for split, images in split_images.items():
         counts = describe_counts(Counter(kinds[number] for number in images.tolist() if kinds[number]))
+        if not counts and is_positive is not None:
+            counts = f"{is_positive[images].sum()} positive"
         parts.append(f"{split} {len(images)}" + (f" ({counts})" if counts else ""))
     return ", ".join(parts)
 

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from lit_data.commands.sweeps.options import (
 )
 from lit_data.commands.sweeps.plan import JobRecord, check_same, digest_config, read_record, write_record
 from lit_data.commands.sweeps.process import describe_failure, run_process
-from lit_data.commands.sweeps.report import draw_sweep, sort_values
+from lit_data.commands.sweeps.report import ReportedJob, _print_table, draw_sweep, shorten_keys, sort_values
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
@@ -276,3 +277,33 @@ def test_a_sweeper_without_a_direction_gets_none() -> None:
     assert settle_direction(cfg, SweepOptions()) == (SweepOptions(), [])
     several = _with_sweeper(["minimize", "maximize"])
     assert settle_direction(several, SweepOptions())[1] == []
+
+
+def test_keys_of_the_table_are_as_short_as_can_be_told_apart() -> None:
+    keys = ["model.optimizer.lr", "seed", "model.net.width", "data.net.width", "val/dice", "net.width"]
+    assert list(shorten_keys(keys).values()) == [
+        "lr",
+        "seed",
+        "model.net.width",
+        "data.net.width",
+        "val/dice",
+        "net.width",
+    ]
+
+
+@pytest.mark.parametrize(("code", "reason"), [(0, ""), (3, "files are bad")])
+def test_the_table_fits_80_columns_and_names_failures_where_there_are_any(
+    code: int, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    record = JobRecord(
+        number=0, overrides=(), config={}, status="failed" if code else "done", exit_code=code, reason=reason
+    )
+    swept = {"model.optimizer.lr": "0.001", "model.net.width": "32"}
+    job = ReportedJob(record=record, metrics={"val/average_precision": 0.5}, swept=swept)
+    plan = SimpleNamespace(command="fit", experiment="inspection")
+    _print_table([job], plan, ["val/average_precision"], None)  # type: ignore[arg-type]  # has what is printed
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("lr=0.001 width=32" in line for line in lines) or code
+    assert any("reason" in line for line in lines) == bool(code)

@@ -147,6 +147,8 @@ def test_splits_that_groups_make_uneven_are_told(caplog: pytest.LogCaptureFixtur
         return splitter.split("auto", is_anomaly_set=False)
 
     even = split(np.arange(40))
+    nameless = describe_splits({"train": np.arange(4)}, [""] * 4, np.array([True, False, True, False]))
+    assert nameless == "train 4 (2 positive)"
     assert describe_splits(even, ["good", "dent"] * 20) == (
         "train 28 (dent 14, good 14), val 6 (dent 3, good 3), test 6 (dent 3, good 3)"
     )

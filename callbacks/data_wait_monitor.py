@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.device_memory import MemoryGauge, open_gauge
-from lit_data.callbacks.events import Event, is_logging_step, log_metrics
+from lit_data.callbacks.events import Event, has_own_folder, is_logging_step, log_metrics
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
@@ -59,7 +59,7 @@ class DataWaitMonitor(L.Callback):
     samples per second, batch size and the shares of the parts.
 
     Args:
-        path: Folder of the plot; by default that of the Trainer's logger.
+        path: Folder of the plot; by default that of the Trainer's logger, never the working folder.
         plot: Whether to draw it; never in a ``fast_dev_run``.
     """
 
@@ -92,7 +92,7 @@ class DataWaitMonitor(L.Callback):
         self._clock = CudaStepClock(share) if device.type == "cuda" else StepClock()
         folder = self.path or Path(trainer.log_dir or trainer.default_root_dir)  # all ranks: `log_dir` is a broadcast
         draws = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        self._folder = folder if draws else None
+        self._folder = folder if draws and has_own_folder(trainer, self.path) else None
         self._began = count_disk_bytes(), self._total.tally.samples
 
     @override

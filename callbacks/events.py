@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import lightning as L
@@ -68,3 +69,13 @@ def announce(trainer: L.Trainer, event: Event, error: BaseException | None = Non
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # its callback connector sets it
         if isinstance(callback, ListensToEvents):
             callback.on_event(trainer, event, error)
+
+
+def has_own_folder(trainer: L.Trainer, path: Path | None) -> bool:
+    """Whether files have a place that somebody chose: not where they would fall into the working folder.
+
+    Args:
+        trainer: Its loggers or its ``default_root_dir`` give a folder.
+        path: The folder that the callback was given.
+    """
+    return path is not None or bool(trainer.loggers) or Path(trainer.default_root_dir).resolve() != Path.cwd()

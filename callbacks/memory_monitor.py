@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.events import Event, log_metrics
+from lit_data.callbacks.events import Event, has_own_folder, log_metrics
 from lit_data.callbacks.memory.advice import Adviser
 from lit_data.callbacks.memory.plot import MARKS
 from lit_data.callbacks.memory.post_mortem import PostMortems, SeenBatch, is_noted, note_error, see_batch
@@ -67,7 +67,7 @@ class MemoryMonitor(L.Callback):
         path: Folder for the files; by default ``trainer.log_dir``, without loggers ``trainer.default_root_dir``.
         leak_bytes_per_epoch: Growth above which a warning is logged, once for the host and once for the device.
         advice: Log, when training starts, what costs memory for nothing, and what to do instead.
-        plot: Write ``memory.png``.
+        plot: Write ``memory.png``; without `path` never into the working folder.
 
     Raises:
         ConfigError: An argument is not usable, or `path` is a file.
@@ -230,6 +230,8 @@ class MemoryMonitor(L.Callback):
 
     def _draw(self, trainer: L.Trainer) -> None:
         if not self.plot or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if not has_own_folder(trainer, self.path):
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

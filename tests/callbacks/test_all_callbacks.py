@@ -224,3 +224,15 @@ def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> Non
     _, first = fit(1, "one")
     _, again = fit(2, "two", tmp_path / "one.ckpt")
     assert first.summary() == again.summary() == {"batch/ooms": 1, "batch/skipped": 0, "batch/size": FITS}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_plain_trainer_leaves_no_pictures_in_the_working_folder(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path if asked else None
+    callbacks = [MemoryMonitor(path=path, every_n_steps=1), DataWaitMonitor(path=path)]
+    settings = {**QUIET, "logger": False, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
+    L.Trainer(**settings, callbacks=callbacks).fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
+    assert {file.name for file in tmp_path.iterdir()} == ({"memory.png", "throughput.png"} if asked else set())

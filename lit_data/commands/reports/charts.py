@@ -242,7 +242,7 @@ def _write_svg(figure: Figure) -> str:
     figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = text.getvalue()[text.getvalue().index("<svg") :]
     svg = re.sub(r"font-family:[^;\"]*;? ?| id=\"[a-z][^\"]*\"(?=/?>)", "", re.sub(r"\s+", " ", svg))
-    svg = re.sub(r"(\d\.\d)\d{3,}", r"\1", svg)
+    svg = re.sub(r"(\d\.\d)\d{3,}(?!\d*<)", r"\1", svg)  # of coordinates: a label ends in <
     names = {light: f"var(--v{number})" for number, light in enumerate(_IN_DARK)}
     svg = re.sub("|".join(names), lambda match: names[match[0]], svg)
     light, dark = (";".join(f"--v{n}:{c}" for n, c in enumerate(colours)) for colours in (_IN_DARK, _IN_DARK.values()))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError, escape
 
 _SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image
-_CROSSINGS: Final = 2**20  # of edges and rows, at once
+CROSSINGS: Final = 2**20  # of edges and rows, at once
 _GROUPS: Final = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
 Mask = NDArray[np.uint8]
@@ -85,9 +85,9 @@ def _cross(
         np.clip(np.ceil(side(y, next_y) - 0.5) - top, 0, height).astype(np.int64) for side in (np.minimum, np.maximum)
     )
     ends, run, rise = np.cumsum(end - first), next_x - x, next_y - y
-    if (total := int(ends[-1])) > max(4 * pixels, _CROSSINGS):
+    if (total := int(ends[-1])) > max(4 * pixels, CROSSINGS):
         raise DataError(f"an outline of {len(corners)} points that crosses the rows of its image {total} times")
-    parts = np.searchsorted(ends, np.arange(_CROSSINGS, total, _CROSSINGS))
+    parts = np.searchsorted(ends, np.arange(CROSSINGS, total, CROSSINGS))
     for edges in np.split(np.arange(len(corners)), parts):
         counts = (end - first)[edges]
         edge = np.repeat(edges, counts)

@@ -128,3 +128,9 @@ def test_values_have_their_units(name: str, value: object, text: str) -> None:
 def test_names_tell_what_is_better() -> None:
     better = {name: find_direction(name) for name in ("val/dice", "samples_per_s", "train/loss", "seconds", "x/y")}
     assert better == {"val/dice": 1, "samples_per_s": 1, "train/loss": -1, "seconds": -1, "x/y": 0}
+
+
+def test_labels_keep_the_digits_that_coordinates_lose() -> None:
+    chart = draw_chart("rate", [make_line([0.0161, 0.0165, 0.0169], name="lr")])
+    labels = [text.text for text in read_svg(chart).iter(f"{SVG}text")]
+    assert {"0.0162", "0.0164", "0.0166"} <= set(labels)

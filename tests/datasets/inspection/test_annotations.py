@@ -332,7 +332,7 @@ def test_a_million_points_or_letters_take_no_long_time(name: str) -> None:
 
 def test_crossings_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = outline(_zigzag(900))((2000, 2000))
-    monkeypatch.setattr("lit_data.datasets.inspection.marks._CROSSINGS", 5_000)
+    monkeypatch.setattr("lit_data.datasets.inspection.marks.CROSSINGS", 5_000)
     np.testing.assert_array_equal(outline(_zigzag(900))((2000, 2000)).marked, whole.marked)
 
 

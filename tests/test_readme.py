@@ -143,4 +143,4 @@ def test_the_callbacks_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [code] = _find_code(PAGES["callbacks"])
     module = BoringModel()
     exec(code, {"your_module": module, "your_dataloader": module.train_dataloader()})
-    assert {path.name for path in tmp_path.iterdir()} == {"memory.png", "throughput.png"}
+    assert list(tmp_path.iterdir()) == []  # without a logger or a path nothing is drawn

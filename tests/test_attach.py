@@ -279,7 +279,7 @@ def test_lightning_cli(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("here", "quiet")
 def test_datamodule_of_another_project() -> None:
     exec(CALLBACKS, {"YourModule": BoringModel, "YourDataModule": BoringDataModule})
-    assert Path("throughput.png").is_file()
+    assert not list(Path().glob("*.png"))  # without a logger or a path nothing is drawn
 
 
 @pytest.mark.usefixtures("here", "quiet")

@@ -99,7 +99,9 @@ class InspectionFiles(MaskedImageFolder):
             return _read_set(self.folder)
         found = find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
         if found.layout == "none":
-            found = leave_out_stray(self.folder, self._draw_annotations(found))
+            found = self._draw_annotations(found)
+            if "good" in found.kinds:  # folders that are to be predicted have any names
+                found = leave_out_stray(self.folder, found)
         elif found.parts:
             found = self._join_parts(found)
         return found

@@ -110,15 +110,15 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
     assert main(words) == 6
     out, err = capfd.readouterr()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
-    assert [cell[:4] for cell in cells] == [
-        ["0", "logger.fate=fine", "done", "0"],
-        ["1", "logger.fate=killed", "killed", "6"],
-        ["2", "logger.fate=oom", "out of memory", "5"],
+    assert [cell[:3] for cell in cells] == [
+        ["0", "fate=fine", "done"],
+        ["1", "fate=killed", "killed"],
+        ["2", "fate=oom", "out of memory"],
     ]
-    assert [cell[5:] for cell in cells] == [
-        ["4.5", "0.25", ""],
-        ["", "", "ended by SIGKILL"],
-        ["", "", "one sample does not fit"],
+    assert [cell[4:] for cell in cells] == [
+        ["4.5", "0.25", "0", ""],
+        ["", "", "6", "ended by SIGKILL"],
+        ["", "", "5", "one sample does not fit"],
     ]
     assert out.endswith(f"{Path.cwd()}/out/sweep.json\n")
     assert err.endswith("lit_data: 2 of 3 jobs did not end well; job 1: killed: ended by SIGKILL\n")

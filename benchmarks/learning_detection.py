@@ -1,4 +1,4 @@
-"""Parts of the benchmark of learning that concern boxes: circuit boards, an independent score, plain training loops.
+"""Parts of the benchmark of learning that concern boxes: an independent score, and plain training loops.
 
 The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (those of torchvision an
 environment of their own), and nothing of them is shared with `lit_data`: neither the reading of labels nor the score.
@@ -8,12 +8,11 @@ and writes ``OUT/detections.json``.
 
 import importlib
 import json
-import random
-import shutil
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -23,11 +22,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-
-BOARD_CLASSES: Final = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
-BOARD_PX: Final = 640
-_SPLIT_FRACTIONS: Final = {"train": 0.7, "val": 0.1, "test": 0.2}
-_LISTS: Final = ("trainval.txt", "test.txt")
 
 Clock = Callable[[], float]
 
@@ -48,60 +42,6 @@ class Box(NamedTuple):
 
 Boxes = Mapping[str, Sequence[Box]]
 """Boxes of images, by the stem of their file names."""
-
-
-def prepare_boards(source_folder: Path, out_folder: Path, *, count: int = 200, seed: int = 0) -> Path:
-    """Write a small dataset of circuit boards with fixed splits, as images, YOLO text and list files.
-
-    The source is DeepPCB (Tang et al., "Online PCB defect detector on a new PCB defect dataset", 2019): images
-    ``*_test.jpg`` of 640 px, and one text file for each with lines of ``left top right bottom class``.
-
-    Args:
-        source_folder: A copy of DeepPCB; the folder ``PCBData`` or the one that holds it.
-        out_folder: Is made; 70 % of the images train, 10 % validate, 20 % test.
-        count: How many images are taken, spread over the lists of the source.
-        seed: Chooses them and their splits.
-
-    Returns:
-        `out_folder`.
-
-    Raises:
-        FileNotFoundError: The source has not the lists of DeepPCB.
-        ValueError: It lists fewer images than are asked for.
-    """
-    source = source_folder if (source_folder / _LISTS[0]).is_file() else source_folder / "PCBData"
-    rows = [line.split() for name in _LISTS for line in (source / name).read_text().splitlines() if line.strip()]
-    if count > len(rows):
-        raise ValueError(f"count={count}, but {source} lists {len(rows)} images: ask for at most as many")
-    chooser = random.Random(seed)
-    chosen = [rows[number] for number in sorted(chooser.sample(range(len(rows)), count))]
-    chooser.shuffle(chosen)
-    for name in ("images", "labels"):
-        (out_folder / name).mkdir(parents=True, exist_ok=True)
-    (out_folder / "classes.txt").write_text("\n".join(BOARD_CLASSES) + "\n")
-    first = 0
-    for split, fraction in _SPLIT_FRACTIONS.items():
-        last = count if split == "test" else first + round(fraction * count)
-        stems = [_copy_board(source, image, labels, out_folder) for image, labels in chosen[first:last]]
-        (out_folder / f"{split}.txt").write_text("".join(f"images/{stem}.jpg\n" for stem in stems))
-        first = last
-    return out_folder
-
-
-def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
-    """Copy one image, write its labels as YOLO text, and return its stem."""
-    listed = source / image
-    shutil.copy(listed.with_name(f"{listed.stem}_test{listed.suffix}"), out_folder / "images" / listed.name)
-    lines = []
-    for line in (source / labels).read_text().splitlines():
-        if not line.strip():
-            continue
-        left, top, right, bottom, number = map(int, line.replace(",", " ").split())
-        centre = (left + right) / 2 / BOARD_PX, (top + bottom) / 2 / BOARD_PX
-        size = (right - left) / BOARD_PX, (bottom - top) / BOARD_PX
-        lines.append(" ".join([str(number - 1), *(f"{part:.6f}" for part in (*centre, *size))]) + "\n")
-    (out_folder / "labels" / f"{listed.stem}.txt").write_text("".join(lines))
-    return listed.stem
 
 
 def list_images(folder: Path, split: str) -> list[Path]:
@@ -262,7 +202,7 @@ def train_plain(
     """Train `PlainNet` the usual way (Adam, random flips, binary cross entropy and L1) and predict the test images.
 
     Args:
-        folder: A dataset with list files and YOLO text, see `prepare_boards`.
+        folder: A dataset with list files and YOLO text, see `benchmarks.learning_sets.prepare_boards`.
         seconds: Time to train for.
         seed: Of weights, order and flips.
         size_px: Side that images are scaled to.
@@ -442,16 +382,14 @@ def _predict_torchvision(net: nn.Module, folder: Path) -> dict[str, list[Box]]:
     return predictions
 
 
-def main(way: str, folder: Path, seed: int, seconds: float, out: Path) -> None:
+def main(way: Literal["plain", "fasterrcnn", "ssdlite"], folder: Path, seed: int, seconds: float, out: Path) -> None:
     """Train a script for a time on the wall clock, and write its boxes of the test images."""
-    if way == "plain":
-        predictions = train_plain(folder, seconds=seconds, seed=seed, clock=time.monotonic)
-    elif way == "ssdlite":
-        predictions = train_torchvision(folder, seconds=seconds, kind="ssdlite", seed=seed, clock=time.monotonic)
-    else:
-        predictions = train_torchvision(folder, seconds=seconds, seed=seed, clock=time.monotonic)
+    train: Callable[..., dict[str, list[Box]]]
+    train = train_plain if way == "plain" else partial(train_torchvision, kind=way)
+    predictions = train(folder, seconds=seconds, seed=seed, clock=time.monotonic)
     write_detections(predictions, out / "detections.json")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))
+    chosen: Any = sys.argv[1]
+    main(chosen, Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))

@@ -6,6 +6,7 @@ kind; for boards see `prepare_boards`. No image is part of this repository.
 """
 
 import csv
+import random
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learning_detection import prepare_boards
-
 THREE_KINDS: Final = ("Blowhole", "Break", "Crack")
 SIX_KINDS: Final = (*THREE_KINDS, "Fray", "Uneven")
+BOARD_CLASSES: Final = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
+BOARD_PX: Final = 640
+_BOARD_SHARES: Final = {"train": 0.7, "val": 0.1, "test": 0.2}
+_BOARD_LISTS: Final = ("trainval.txt", "test.txt")
 _SHARES: Final = (("train", 0.7), ("val", 0.15), ("test", 0.15))
 
 
@@ -105,6 +108,60 @@ def write_splits(root: Path) -> None:
         writer = csv.DictWriter(file, ("image", "split"))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def prepare_boards(source_folder: Path, out_folder: Path, *, count: int = 200, seed: int = 0) -> Path:
+    """Write a small dataset of circuit boards with fixed splits, as images, YOLO text and list files.
+
+    The source is DeepPCB (Tang et al., "Online PCB defect detector on a new PCB defect dataset", 2019): images
+    ``*_test.jpg`` of 640 px, and one text file for each with lines of ``left top right bottom class``.
+
+    Args:
+        source_folder: A copy of DeepPCB; the folder ``PCBData`` or the one that holds it.
+        out_folder: Is made; 70 % of the images train, 10 % validate, 20 % test.
+        count: How many images are taken, spread over the lists of the source.
+        seed: Chooses them and their splits.
+
+    Returns:
+        `out_folder`.
+
+    Raises:
+        FileNotFoundError: The source has not the lists of DeepPCB.
+        ValueError: It lists fewer images than are asked for.
+    """
+    source = source_folder if (source_folder / _BOARD_LISTS[0]).is_file() else source_folder / "PCBData"
+    rows = [line.split() for name in _BOARD_LISTS for line in (source / name).read_text().splitlines() if line.strip()]
+    if count > len(rows):
+        raise ValueError(f"count={count}, but {source} lists {len(rows)} images: ask for at most as many")
+    chooser = random.Random(seed)
+    chosen = [rows[number] for number in sorted(chooser.sample(range(len(rows)), count))]
+    chooser.shuffle(chosen)
+    for name in ("images", "labels"):
+        (out_folder / name).mkdir(parents=True, exist_ok=True)
+    (out_folder / "classes.txt").write_text("\n".join(BOARD_CLASSES) + "\n")
+    first = 0
+    for split, fraction in _BOARD_SHARES.items():
+        last = count if split == "test" else first + round(fraction * count)
+        stems = [_copy_board(source, image, labels, out_folder) for image, labels in chosen[first:last]]
+        (out_folder / f"{split}.txt").write_text("".join(f"images/{stem}.jpg\n" for stem in stems))
+        first = last
+    return out_folder
+
+
+def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
+    """Copy one image, write its labels as YOLO text, and return its stem."""
+    listed = source / image
+    shutil.copy(listed.with_name(f"{listed.stem}_test{listed.suffix}"), out_folder / "images" / listed.name)
+    lines = []
+    for line in (source / labels).read_text().splitlines():
+        if not line.strip():
+            continue
+        left, top, right, bottom, number = map(int, line.replace(",", " ").split())
+        centre = (left + right) / 2 / BOARD_PX, (top + bottom) / 2 / BOARD_PX
+        size = (right - left) / BOARD_PX, (bottom - top) / BOARD_PX
+        lines.append(" ".join([str(number - 1), *(f"{part:.6f}" for part in (*centre, *size))]) + "\n")
+    (out_folder / "labels" / f"{listed.stem}.txt").write_text("".join(lines))
+    return listed.stem
 
 
 if __name__ == "__main__":

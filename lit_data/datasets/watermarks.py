@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import GridPatches, ProgressiveSize, RandomPatches
-from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
@@ -158,10 +158,8 @@ class WatermarkDataset(BankDataset):
         found, wanted = (np.stack((bank.heights_px, bank.widths_px), axis=1) for bank in (self.masks, self.bank))
         wrong = np.flatnonzero((found != wanted[self.images]).any(1)).tolist()
         if wrong:
-            problems = Problems()
-            for number in wrong:
-                problems.add(self.masks.name(number), f"{found[number, 0]} x {found[number, 1]} px")
-            problems.raise_if_any(f"{len(wrong)} masks differ in size from their image")
+            sizes = [(self.masks.name(number), f"{found[number, 0]} x {found[number, 1]} px") for number in wrong]
+            raise list_problems(sizes).make_error(f"{len(wrong)} masks differ in size from their image")
 
 
 def corner_of(size_px: tuple[int, int]) -> tuple[Any, ...]:

@@ -10,16 +10,15 @@ import torch
 
 from benchmarks.__main__ import run as measure
 from benchmarks.learning_detection import (
-    BOARD_CLASSES,
     Box,
     list_images,
-    prepare_boards,
     read_detections,
     read_truth,
     score_boxes,
     train_plain,
     write_detections,
 )
+from benchmarks.learning_sets import BOARD_CLASSES, prepare_boards
 from lit_data.modules.detection.average_precision import BoxScores
 
 

@@ -88,7 +88,8 @@ def check_run(
     with allow_packages(packages):
         words = open_arguments(tree, words)
         jobs = _plan_jobs(tree, words, multirun=multirun)
-        typed = [word for word in words if word.lstrip("+") not in {name.lstrip("+") for name in read}]
+        words_read = {word.lstrip("+") for word in read}
+        typed = [word for word in words if word.lstrip("+") not in words_read]
         first = _check_job(tree, next(jobs), typed)
         for job in jobs:
             _check_job(tree, job, typed)

@@ -54,7 +54,7 @@ def describe_torchvision(error: Exception) -> tuple[str, str]:
             versions[name] = metadata.version(name)
     torch = versions.get("torch", "")
     build = torch.partition("+")[2]
-    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    index = f", both from PyTorch's index of {build} builds (--index-url)" if build else ""
     shown = " and ".join(f"{name} {versions.get(name, '(version unknown)')}" for name in ("torch", "torchvision"))
     cause = " ".join(str(error).split())
     pinned = f"torch=={torch}" if torch else "torch"

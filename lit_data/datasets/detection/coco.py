@@ -180,9 +180,9 @@ def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
     ids, names = set(), set()
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict) or type(entry.get("id")) is not int or not isinstance(entry.get(text), str):
-            raise DataError(f"{key}[{place}] must have a whole number 'id' and a text {text!r}, found {_quote(entry)}")
+            raise DataError(f"{key}[{place}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}")
         if entry["id"] in ids or entry[text] in names:
-            raise DataError(f"{key}[{place}] repeats the id {_quote(entry['id'])} or the {text} {_quote(entry[text])}")
+            raise DataError(f"{key}[{place}] repeats the id {quote(entry['id'])} or the {text} {quote(entry[text])}")
         ids.add(entry["id"])
         names.add(entry[text])
 
@@ -192,8 +192,8 @@ def _merge_categories(files: Sequence[CocoFile]) -> dict[int, str]:
     for file in files:
         for key, name in file.categories.items():
             if merged.setdefault(key, name) != name:
-                other = _quote(merged[key])
-                raise DataError(f"{show_path(file.path)}: category {key} is {_quote(name)}, in another file {other}")
+                other = quote(merged[key])
+                raise DataError(f"{show_path(file.path)}: category {key} is {quote(name)}, in another file {other}")
     return merged
 
 
@@ -216,7 +216,7 @@ def _check_sizes(
                 sizes: Any = (stated, (height, width))
                 message = describe_size_mismatch((name, images[image]), sizes)
             else:
-                message = f"images[{place}]: height and width must be whole numbers, found {_quote(stated)}"
+                message = f"images[{place}]: height and width must be whole numbers, found {quote(stated)}"
             collector.problems.add(file.path, message)
 
 
@@ -225,7 +225,7 @@ def _add_boxes(collector: BoxCollector, file: CocoFile, numbers: Mapping[int, in
     crowds, known = 0, {entry["id"] for entry in file.images}
     for place, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
-            collector.reject(place, f"{_quote(entry)} is no annotation")
+            collector.reject(place, f"{quote(entry)} is no annotation")
         elif entry.get("iscrowd") == 1:
             crowds += 1
         elif wrong := next(_find_faults(entry, known, ids, file), ""):
@@ -238,16 +238,15 @@ def _add_boxes(collector: BoxCollector, file: CocoFile, numbers: Mapping[int, in
 def _find_faults(entry: Mapping[str, Any], known: set[int], ids: Mapping[int, int], file: CocoFile) -> Iterator[str]:
     image, category, box = entry.get("image_id"), entry.get("category_id"), entry.get("bbox")
     if type(image) is not int or image not in known:
-        yield f"image_id {_quote(image)} is none of the {len(known)} images of the file"
+        yield f"image_id {quote(image)} is none of the {len(known)} images of the file"
     if type(category) is not int or category not in ids:
-        name = (
-            f" ({_quote(file.categories[category])})" if type(category) is int and category in file.categories else ""
-        )
+        name = f" ({quote(file.categories[category])})" if type(category) is int and category in file.categories else ""
         allowed = ", ".join(map(str, sorted(ids)))
-        yield f"category_id {_quote(category)}{name} is not allowed; allowed are {allowed}"
+        yield f"category_id {quote(category)}{name} is not allowed; allowed are {allowed}"
     if not isinstance(box, list) or len(box) != 4 or not all(type(value) in (int, float) for value in box):
-        yield f"bbox {_quote(box)} must be 4 numbers: x, y, width, height in pixels"
+        yield f"bbox {quote(box)} must be 4 numbers: x, y, width, height in pixels"
 
 
-def _quote(value: object) -> str:
+def quote(value: object) -> str:
+    """A value of a file for a message: short, and without control characters."""
     return escape(repr(value)[:80])

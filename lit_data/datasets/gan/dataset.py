@@ -11,7 +11,7 @@ from lit_data.checks import check_choice
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.gan.table import Ints, SampleTable
 from lit_data.datasets.patch_source import GridPatches, RandomPatches
-from lit_data.errors import ConfigError, Problems, show_path
+from lit_data.errors import ConfigError, list_problems, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.store.shared_arrays import share_state
@@ -143,7 +143,7 @@ class GANDataset(BankDataset):
         found = np.stack((self.bank.heights_px, self.bank.widths_px), axis=1)
         wrong = np.flatnonzero((found != np.array(self.image_px) * self.table.tiles).any(1)).tolist()
         if wrong:
-            problems = Problems()
-            for number in wrong:
-                problems.add(self.bank.name(number), f"{found[number, 0]} x {found[number, 1]} px")
-            problems.raise_if_any(f"{len(wrong)} images are not of {list(self.image_px)} px for each view")
+            sizes = [(self.bank.name(number), f"{found[number, 0]} x {found[number, 1]} px") for number in wrong]
+            raise list_problems(sizes).make_error(
+                f"{len(wrong)} images are not of {list(self.image_px)} px for each view"
+            )

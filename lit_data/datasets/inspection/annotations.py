@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.detection.coco import parse_coco
+from lit_data.datasets.detection.coco import parse_coco, quote
 from lit_data.datasets.detection.labels import find_split
 from lit_data.datasets.detection.voc import NameIndex, read_xml
 from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml
@@ -215,18 +215,14 @@ def _read_coco(path: Path, found: Annotated) -> None:
     for place, entry in enumerate(content.annotations):
         where, image, category = f"{path}, annotations[{place}]", entry.get("image_id"), entry.get("category_id")
         if image not in names:
-            found.reject(None, where, f"an image {_quote(image)} that images does not hold")
+            found.reject(None, where, f"an image {quote(image)} that images does not hold")
         elif category not in content.categories:
-            found.reject(numbers[image], where, f"a category {_quote(category)} that categories does not hold")
+            found.reject(numbers[image], where, f"a category {quote(category)} that categories does not hold")
         else:
             said = entry.get("segmentation")
             parts = [counts(said)] if isinstance(said, Mapping) else [outline(part) for part in said or [()]]
             for part in parts:
                 found.add(numbers[image], where, content.categories[category], part)
-
-
-def _quote(value: object) -> str:
-    return escape(repr(value)[:80])
 
 
 def _read_labelme(path: Path, found: Annotated) -> None:

@@ -138,11 +138,8 @@ class MaskDecoder:
     def fingerprint(self) -> str:
         """JSON of the options and of this decoder's format."""
         options = asdict(self.options)
-        for newer in (
-            "threshold",
-            "ignore",
-            "colours",
-        ):  # left out where unused, so that stores from before them still fit
+        # Left out where unused, so that stores from before them still fit.
+        for newer in ("threshold", "ignore", "colours"):
             if options[newer] is None:
                 del options[newer]
         return _print_options("mask", options)
